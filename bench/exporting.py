@@ -58,7 +58,7 @@ def write_model(folder: Path, layers: int) -> int:
 def a_job(case: str, folder: Path) -> Any:
     """A job of two ranks that says no more than how the model is trained and written."""
     from dsrun.job.job import FsdpSpec
-    from dsrun.options.groups import PeftOptions
+    from dsrun.options.table import PeftOptions
 
     preset, _, method = case.partition("-")
     stage = int(preset[-1]) if preset.startswith("zero") else 0
@@ -81,7 +81,7 @@ def rank(case: str, folder: Path) -> None:
     from dsrun.training.models import export
     from dsrun.training.models.load import load_model
 
-    export.SHARD = FILE_BYTES
+    export.SHARD_BYTES = FILE_BYTES
     job = a_job(case, folder)
     backend = backend_of(job)
     backend.connect()

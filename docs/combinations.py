@@ -14,7 +14,7 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.assembly.finetune import FinetuneRequest, configured
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 MODEL, RANKS = "llama-tiny", 2
 TRIED = Path(__file__).resolve().parents[1] / "bench/results/pairs.json"

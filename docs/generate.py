@@ -38,7 +38,7 @@ import record  # noqa: E402
 from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
-from dsrun.cli.common.options import TableOption  # noqa: E402
+from dsrun.cli.parsing.options import TableOption  # noqa: E402
 from dsrun.config import rules, tree  # noqa: E402
 from dsrun.config.presets import preset  # noqa: E402
 from dsrun.config.presets.fsdp import FsdpPreset  # noqa: E402
@@ -52,7 +52,7 @@ from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_sig
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
-from dsrun.options.table import Entry, entries, flag_of  # noqa: E402
+from dsrun.options.declare import Entry, entries, flag_of  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
 from tools import json_schemas  # noqa: E402
 from tools.json_forms import FORMS  # noqa: E402
@@ -62,7 +62,7 @@ PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """How many wrong examples of a rule its page shows; the others are for the tests."""
 SHOWN = ("docs/overview.md", "docs/overview.zh.md", "docs/howto/plan.md", "docs/howto/plan.zh.md")
-"""Pages that show plans, whose tables list every preset that ships."""
+"""Pages that show plans; of their tables only the rows of chosen presets (docs/record.py)."""
 SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
@@ -692,12 +692,13 @@ def with_plans(text: str) -> str:
 
 @functools.cache
 def planned(command: str) -> str:
-    """What `dsrun plan ...` prints for somebody without calibrations of their own."""
+    """The output of `dsrun plan ...` for chosen presets, without a user's own calibrations."""
+    words = record.with_chosen_presets(shlex.split(command))
     with tempfile.TemporaryDirectory() as folder:
-        done = CliRunner().invoke(cli, shlex.split(command), env={"XDG_CONFIG_HOME": folder})
+        done = CliRunner().invoke(cli, words, env={"XDG_CONFIG_HOME": folder})
     if done.exit_code not in (0, 1) or not done.stdout:  # 1: nothing fits
         raise RuntimeError(f"dsrun {command}: {done.output}")
-    return done.stdout.strip() + "\n"
+    return record.with_others(done.stdout.strip() + "\n")
 
 
 def contents() -> Iterator[tuple[Path, str]]:

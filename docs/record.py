@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from dsrun.cli.common.columns import folded  # noqa: E402
+from dsrun.cli.output.columns import folded  # noqa: E402
 
 PICTURE = ROOT / "docs" / "terminal.svg"
 CONFIG = """{
@@ -38,6 +38,8 @@ COMMANDS = (
     "dsrun plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB",
     "dsrun finetune chatglm2-tiny",
 )
+CHOSEN_PRESETS = ("zero2", "zero3", "zero2-offload", "zero3-offload")
+"""Rows of the plans in the documentation; "..." stands for the others, so that a new preset changes no table."""
 COLUMNS, LINES = 100, 27
 SECONDS = 8
 """How long a scene stands."""
@@ -61,16 +63,29 @@ STYLE = """
 """
 
 
+def with_chosen_presets(words: list[str]) -> list[str]:
+    """A command's words; those of `dsrun plan` for a training with CHOSEN_PRESETS, if they name none."""
+    if "plan" not in words or {"--preset", "--for", "--layouts"} & {*words}:
+        return words
+    return [*words, *(word for preset in CHOSEN_PRESETS for word in ("--preset", preset))]
+
+
+def with_others(text: str) -> str:
+    """A plan's table with "..." for the presets that it leaves out; any other text as it is."""
+    return re.sub(r"((?:^|\n)─+  ─+.*\n(?:.+\n)+)", r"\1...\n", text, count=1)
+
+
 def printed(command: str, folder: Path) -> list[str]:
-    """What a command prints on a terminal of COLUMNS, stdout and stderr together."""
+    """The output of a command on a terminal of COLUMNS, stdout and stderr together."""
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
+        [sys.executable, "-m", *with_chosen_presets(shlex.split(command))],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "XDG_CONFIG_HOME": str(folder)},
     )  # fmt: skip
     if done.returncode not in (0, 1):  # 1: validate found errors
         raise RuntimeError(f"{command}: {done.stdout}")
-    return done.stdout.replace(f"{folder}/", ".../").replace(sys.executable, "python").splitlines()
+    text = done.stdout.replace(f"{folder}/", ".../").replace(sys.executable, "python")
+    return with_others(text).splitlines()
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

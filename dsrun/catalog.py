@@ -1,4 +1,4 @@
-"""Where templates/, presets/ and launch/ are found.
+"""The places of templates/, presets/ and launch/.
 
 A name is looked up in every folder of $DSRUN_PATH (colon-separated, each holding templates/, presets/ or
 launch/ like the top of a checkout), then in what ships with dsrun; the nearest folder wins.
@@ -31,7 +31,7 @@ def shipped_root() -> Path:
 
 def roots() -> list[Path]:
     """Every folder to search, nearest first. Raises DsrunError for a $DSRUN_PATH entry that is no folder."""
-    found = []
+    folders = []
     for entry in os.environ.get("DSRUN_PATH", "").split(os.pathsep):
         if not entry:
             continue
@@ -42,8 +42,8 @@ def roots() -> list[Path]:
                 where="DSRUN_PATH",
                 hint="Each entry is a folder that holds presets/, templates/ or launch/; remove it or make it.",
             )
-        found.append(folder.resolve())
-    return [*found, shipped_root()]
+        folders.append(folder.resolve())
+    return [*folders, shipped_root()]
 
 
 def folders(kind: str) -> list[Path]:
@@ -53,13 +53,13 @@ def folders(kind: str) -> list[Path]:
 
 def files(kind: str, suffix: str = ".toml") -> dict[str, Path]:
     """Every data file of a kind: name without suffix -> nearest file, sorted by name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for folder in folders(kind):
         with os.scandir(folder) as entries:  # which knows what is a file without asking again
             for entry in entries:
                 if entry.name.endswith(suffix) and entry.is_file():
-                    found.setdefault(entry.name.removesuffix(suffix), folder / entry.name)
-    return dict(sorted(found.items()))
+                    paths.setdefault(entry.name.removesuffix(suffix), folder / entry.name)
+    return dict(sorted(paths.items()))
 
 
 def find(kind: str, name: str, what: str, command: str) -> Path:
@@ -87,8 +87,8 @@ def closest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     import difflib
 
     by_fold = {entry.casefold().replace("_", "-"): entry for entry in known}
-    found = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=alike)
-    return by_fold[found[0]] if found else None
+    matches = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=alike)
+    return by_fold[matches[0]] if matches else None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a finished ds_config says of how a model is divided: what many rooms ask."""
+"""A finished ds_config's division of a model: ZeRO's stage, offloading, NVMe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def zero_stage(ds_config: Mapping[str, Any]) -> int:
 
 
 def offload_sections(ds_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What offload_optimizer and offload_param hold; nothing where they are missing or no sections."""
+    """The sections offload_optimizer and offload_param; empty where they are missing or no sections."""
     zero = section(ds_config, ZERO)
     return section(zero, "offload_optimizer"), section(zero, "offload_param")
 
@@ -31,6 +31,6 @@ def nvme_path(ds_config: Mapping[str, Any]) -> str | None:
 
 
 def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A section by its name; nothing where it is missing or none."""
-    found = values.get(key)
-    return found if isinstance(found, Mapping) else {}
+    """A section by its name; empty where it is missing or no section."""
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}

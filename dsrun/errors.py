@@ -48,9 +48,9 @@ class UnfitFileError(DsrunError):
 
 
 BOUNDLESS = (RecursionError, MemoryError, OverflowError)
-"""What a text may bring about that nests or counts without end."""
+"""Errors that a text can bring about which nests or counts without end."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, *BOUNDLESS)
-"""What comes of a file that holds something else than it should."""
+"""Errors that reading a file can bring about which holds something else than it should."""
 
 
 class JobFailedError(DsrunError):
@@ -63,20 +63,20 @@ class JobFailedError(DsrunError):
         super().__init__(problems)
         self.rank = rank
         self.diagnosis: Mapping[str, Any] = {}
-        """Why it died, as `dsrun diagnose --json` says it."""
+        """The cause of its death, in the form of `dsrun diagnose --json`."""
         # A process ended by signal N reports -N; shells show 128 + N.
         self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
 
 
 class TrainingError(DsrunError):
-    """What is no rank's own fault: what all find alike, such as a loss that is not finite, or what one finds in the
-    user's files. Shown without a rank or a traceback."""
+    """A failure that is no rank's own fault. All ranks meet it alike, such as a loss that is not finite, or one meets
+    it in the user's files. Shown without a rank or a traceback."""
 
 
 def raise_all(problems: Iterable[Problem]) -> None:
     """Raise DsrunError with these problems, where there are any."""
-    if found := list(problems):
-        raise DsrunError(found)
+    if all_problems := list(problems):
+        raise DsrunError(all_problems)
 
 
 @contextmanager
@@ -90,13 +90,13 @@ def collected(problems: list[Problem]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the steps on the way to a job have to say, in their order."""
+    """Problems and notes of the steps on the way to a job, in their order."""
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, step: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
-        """What a step makes of what it gets; None where it refuses that, which is kept with the problems."""
+        """The result of a step; None where it raises DsrunError, whose problems are kept."""
         try:
             return step(*args, **more)
         except DsrunError as error:

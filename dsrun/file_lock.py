@@ -35,22 +35,22 @@ from typing import IO, Any
 
 from dsrun.host.locks import NO_FLOCK
 
-LOOKS, LOOK_S = 10, 0.05
-"""How often a lock is tried for, and the seconds between: who only looks has it for less than a moment."""
+TRIES, TRY_S = 10, 0.05
+"""Tries to take a lock, and the seconds between. A process that only looks at it holds it for less than that."""
 RENEW_S = 10.0
 WATCH_S = 3 * RENEW_S
-"""How long a lease of another host is watched before it is taken."""
+"""Seconds for which a lease of another host is watched before it is taken."""
 EXPIRED_S = 6 * RENEW_S
-"""Without a renewal for this long, by clocks that may differ, a lease of another host is shown as over."""
+"""Seconds without a renewal, by clocks that may differ, after which a lease of another host is shown as over."""
 SETTLE_S = 0.2
-"""Between making a lease and reading it again."""
+"""Seconds between making a lease and reading it again."""
 RECORD_BYTES = 512
 """A record is padded to this size: a renewal needs no room on a full disk, and nobody reads half of one."""
 
 
 @dataclass(frozen=True)
 class LockRecord:
-    """Who holds a lock, as the holder wrote it."""
+    """The holder of a lock, as it wrote itself down."""
 
     host: str = ""
     user: str = ""
@@ -58,12 +58,12 @@ class LockRecord:
     started: int = 0
     """The process's start, in the kernel's ticks since the boot (proc(5), /proc/PID/stat, field 22)."""
     machine: str = ""
-    """The boot and the namespace of processes in which `pid` means something; empty where they can't be told."""
+    """The boot and the namespace of processes in which `pid` means something; empty where they are unknown."""
     token: str = ""
     count: int = 0
 
     def __str__(self) -> str:
-        """ "process 12 of alice on node1"."""
+        """For messages: "process 12 of alice on node1"."""
         return f"process {self.pid} of {self.user} on {self.host}" if self.pid else "an unknown process"
 
 
@@ -78,9 +78,11 @@ class FileLock:
     def take(self) -> bool:
         """Take the lock; False where somebody keeps it. May watch a lease for WATCH_S. Raises OSError."""
         record = _own_record()
+        # Not "w": that would empty the record of a holder before it is known whether there is one.
         file = self.path.open("a+")
         try:
             locked = _locked(file)
+            # A lock by flock isn't enough: a host whose mount of this file system has no flock may hold a lease.
             if locked is not False and _is_free(self.path, by_flock=locked is True):
                 if locked is None:
                     self._lease = _Lease(_lease_of(self.path), record)
@@ -97,7 +99,7 @@ class FileLock:
         return False
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the lock back."""
         if self._lease:
             self._lease.end()
         elif self._file:
@@ -109,11 +111,13 @@ class FileLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock. Changes nothing, waits for nothing. What can't be looked at counts as
-    held: nobody may take it for free."""
+    """Whether a living process holds the lock. Changes nothing, waits for nothing.
+
+    A lock that can't be looked at counts as held: nobody may take it for free.
+    """
     try:
         with path.open() as file:
-            locked = _flock(file, fcntl.LOCK_SH)
+            locked = _flock(file, fcntl.LOCK_SH)  # shared: two who look at once don't see each other
     except FileNotFoundError:
         return False
     except OSError:
@@ -126,13 +130,15 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> LockRecord | None:
-    """Who holds the lock by its own word; None where nothing is written down."""
+    """The holder by its own record; None where nothing is written down."""
     return _read(_lease_of(path)) or _read(path)
 
 
 def is_holder(path: Path, pid: int) -> bool:
-    """Whether a process of this machine holds the lock: one of its open files is this one, with a lock of its own or
-    with its lease. Raises OSError where the process may not be looked at."""
+    """Whether a process of this machine holds the lock: it has the file open, with a lock of its own or with its lease.
+
+    Raises OSError where the process may not be looked at.
+    """
     wanted = path.stat()
     lease = _read(_lease_of(path))
     own_lease = lease is not None and lease.pid == pid and _is_here(lease) and _runs(lease)
@@ -156,9 +162,11 @@ class _Lease:
         self._thread = threading.Thread(target=self._renew_all, daemon=True, name="dsrun-lease")
 
     def make(self) -> bool:
-        """Make the file and keep it; False where another one was faster."""
+        """Make the file and keep it; False where another process was faster."""
         if not self._put():
             return False
+        # Not every NFS makes a file with O_EXCL in one step (open(2)), and a slower process may have moved this lease
+        # away to look at it (`_removed`), so that a third made its own. The token in the file decides.
         time.sleep(SETTLE_S)
         if not self._is_own():
             return False
@@ -190,7 +198,7 @@ class _Lease:
                     return
 
     def _renew(self) -> bool:
-        """Count up; False where it is another one's by now. One that somebody removed is made again."""
+        """Count up; False where the lease is another process's by now. A lease that somebody removed is made again."""
         self._record = replace(self._record, count=self._record.count + 1)
         if not self._path.exists():
             return self._put() or self._is_own()
@@ -204,7 +212,7 @@ class _Lease:
         return True
 
     def end(self) -> None:
-        """Stop renewing, and remove it."""
+        """Stop renewing, and remove the lease."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -226,15 +234,18 @@ def _flock(file: IO[str], how: int) -> bool | None:
 
 
 def _locked(file: IO[str]) -> bool | None:
-    for _ in range(LOOKS - 1):
+    for _ in range(TRIES - 1):
         if (locked := _flock(file, fcntl.LOCK_EX)) is not False:
             return locked
-        time.sleep(LOOK_S)
+        time.sleep(TRY_S)
     return _flock(file, fcntl.LOCK_EX)
 
 
 def _is_free(path: Path, *, by_flock: bool) -> bool:
-    """Whether nobody else holds the lock in the other way; a dead lease is removed."""
+    """Whether nobody else holds the lock in the other way. A dead lease is removed.
+
+    by_flock: whether this process has the lock by flock already.
+    """
     lease_path = _lease_of(path)
     if lease := _read(lease_path):
         if _is_here(lease):
@@ -251,7 +262,7 @@ def _lease_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> LockRecord | None:
-    """The record in a file; one without a holder where there is none in it, None where there is no file."""
+    """The record in a file; one without a holder where the file has none, None where there is no file."""
     try:
         with path.open("rb") as file:
             content = file.read(RECORD_BYTES)
@@ -260,8 +271,8 @@ def _read(path: Path) -> LockRecord | None:
     except OSError:
         return LockRecord()
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        found: dict[str, Any] = json.loads(content)
-        return LockRecord(**{name: kind(found[name]) for name, kind in _FIELDS.items()})
+        fields: dict[str, Any] = json.loads(content)
+        return LockRecord(**{name: kind(fields[name]) for name, kind in _FIELDS.items()})
     return LockRecord()
 
 
@@ -284,7 +295,7 @@ def _own_record() -> LockRecord:
 
 
 def _machine() -> str:
-    """This boot of this machine, and the namespace of this process's id; empty where they can't be told."""
+    """This boot of this machine, and the namespace of this process's id; empty where they are unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - no path of a file
@@ -293,7 +304,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process was started, in ticks; None where there is none, or one that nobody has collected."""
+    """The start of a process, in ticks; None where there is no such process, or it has ended and waits to be reaped."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -328,7 +339,7 @@ def _lives(record: LockRecord, age_s: float) -> bool:
 
 
 def _is_renewed(lease: Path, record: LockRecord) -> bool:
-    """Whether somebody touches a lease while it is watched."""
+    """Whether a lease changes while it is watched, for WATCH_S."""
     until = time.monotonic() + WATCH_S
     while time.monotonic() < until:
         time.sleep(min(1.0, WATCH_S / 10))
@@ -338,7 +349,9 @@ def _is_renewed(lease: Path, record: LockRecord) -> bool:
 
 
 def _removed(lease: Path, dead: LockRecord) -> bool:
-    """Remove a dead lease; False where it is another one's by now, which gets it back."""
+    """Remove a dead lease; False where it is another process's by now, which gets it back."""
+    # Not unlink: since it was read another process may have put its own there. A rename takes out one file for sure,
+    # which is then compared, and linked back where it is a living one.
     own = lease.with_name(f"{lease.name}.{secrets.token_hex(6)}.tmp")
     try:
         lease.rename(own)

@@ -15,18 +15,20 @@ from typing import Any, BinaryIO
 from dsrun.errors import DsrunError, Problem, UnfitFileError, collected, raise_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SHORT, BLOCK_BYTES = 500, 4096
-"""Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
+SHORT = 500
+"""Characters of a field that is written on a full disk, at most."""
+BLOCK_BYTES = 4096
+"""Bytes that any file with content already has on the disk."""
 
 MOST_BYTES = 64 << 20
 """Largest file, in bytes, that is read as a whole from a folder that others may write into."""
 WEIGHT_FILE_BYTES = 5 * 10**9
-"""Of a file of an exported model, at most: the Hub's limit is ten times as much."""
+"""Size of an exported model's files, at most: the Hub's limit is ten times as much."""
 
 
 @contextlib.contextmanager
 def explained(what: str, where: object = None, hint: str = "") -> Iterator[None]:
-    """What the system refuses becomes a DsrunError. what: "can't be read"; where: else the file that it names."""
+    """Turn an OSError into a DsrunError. what: "can't be read"; where: else the file that the OSError names."""
     try:
         yield
     except OSError as error:
@@ -36,11 +38,11 @@ def explained(what: str, where: object = None, hint: str = "") -> Iterator[None]
 
 def nearest_there(path: Path) -> Path:
     """The path, or the nearest of the folders above it that exists: where it would be made."""
-    return next(one for one in (path, *path.parents) if os.path.exists(one))  # noqa: PTH110 (one that may not be looked into is not there)
+    return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (Path.exists raises where a folder is closed)
 
 
 def why_not_writable(folder: Path) -> str:
-    """Why nothing can be made in what exists; empty if it can."""
+    """The reason that nothing can be made in an existing folder; empty if something can."""
     if not folder.is_dir():
         return f"{folder} is not a folder"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"
@@ -57,14 +59,18 @@ def user_name(uid: int) -> str:
 
 
 def why_not_readable(path: Path) -> str:
-    """What keeps this process out of a file or a folder, and whose it is; empty where nothing does, or nothing is
-    there."""
+    """The file or folder that keeps this process out, and its owner; empty where none does, or nothing is there."""
     whole = path.absolute()
-    for one in (*reversed(whole.parents), whole):
-        wanted = os.X_OK if one != whole else os.R_OK | os.X_OK * os.path.isdir(one)  # noqa: PTH112 - never raises
-        if os.path.lexists(one) and not os.access(one, wanted, effective_ids=True):
-            found = one.stat(follow_symlinks=False)
-            return f"Permission denied: {one} is {user_name(found.st_uid)}'s ({stat.filemode(found.st_mode)})"
+    for part in (
+        *reversed(whole.parents),
+        whole,
+    ):  # from the root, so that the outermost closed folder is named
+        wanted = os.X_OK if part != whole else os.R_OK | os.X_OK * os.path.isdir(part)  # noqa: PTH112 - never raises
+        if os.path.lexists(part) and not os.access(part, wanted, effective_ids=True):
+            status = part.stat(follow_symlinks=False)
+            return (
+                f"Permission denied: {part} is {user_name(status.st_uid)}'s ({stat.filemode(status.st_mode)})"
+            )
     return ""
 
 
@@ -74,14 +80,14 @@ def is_full(error: object) -> bool:
 
 
 def write_over(path: Path, text: str) -> None:
-    """Put a text of less than a block into the room that a file has: on a full disk there is none for a new file."""
+    """Put a text of less than a block into the room that a file already has: a full disk has none for a new one."""
     with path.open("r+b") as file:
         file.write(text.encode("utf-8", "replace")[:BLOCK_BYTES])
         file.truncate()
 
 
 def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
-    """A file of a folder that others may write into, open to be read: no pipe or device, no link out of the folder.
+    """Open a file to be read in a folder that others may write into: no pipe or device, no link out of the folder.
 
     most: the largest size in bytes. Raises OSError as opening does, and UnfitFileError.
     """
@@ -90,7 +96,9 @@ def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
     linked = any(folder.joinpath(*parts[: count + 1]).is_symlink() for count in range(len(parts)))
     if linked and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise UnfitFileError("is a link out of its folder, and is not followed", where=str(path))
-    _check_plain(path.stat(), path, most)  # before it is opened: to open a device may do something
+    # Checked twice: before it is opened, as to open a device may do something, and as it was opened, as somebody may
+    # have put something else in its place meanwhile.
+    _check_plain(path.stat(), path, most)
     # A pipe that takes its place meanwhile would wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if linked else os.O_NOFOLLOW)
     file = os.fdopen(os.open(path, flags), "rb")
@@ -102,28 +110,28 @@ def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
     return file
 
 
-def _check_plain(found: os.stat_result, path: Path, most: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_plain(status: os.stat_result, path: Path, most: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise UnfitFileError("is not a regular file", where=str(path))
-    if found.st_size > most:
-        raise UnfitFileError(f"has {found.st_size:,} bytes, and {most:,} are read at most", where=str(path))
+    if status.st_size > most:
+        raise UnfitFileError(f"has {status.st_size:,} bytes, and {most:,} are read at most", where=str(path))
 
 
 def read_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> bytes:
-    """The content of such a file. Raises as `open_inside`."""
+    """The content of a file in such a folder. Raises as `open_inside`."""
     with open_inside(folder, name, most=most) as file:
         return file.read(most)
 
 
 def read_text_inside(folder: Path, name: str) -> str:
-    """The text of such a file, in UTF-8. Raises DsrunError with the file where it can't be read."""
+    """The UTF-8 text of a file in such a folder. Raises DsrunError with the file where it can't be read."""
     path = folder / name
     with explained("can't be read", path):
         return decoded(read_inside(folder, name), path)
 
 
 def decoded(content: bytes, path: Path) -> str:
-    """The text of a file in UTF-8. Raises DsrunError with the file where it is none."""
+    """The text of a file's bytes. Raises DsrunError with the file where they are not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -133,21 +141,19 @@ def decoded(content: bytes, path: Path) -> str:
 def read_text(path: Path) -> str:
     """A UTF-8 text file's content. Raises DsrunError with the file where it can't be read."""
     with explained("can't be read", path):
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+        content = path.read_bytes()
+    return decoded(content, path).replace("\r\n", "\n").replace("\r", "\n")  # as files opened as text have it
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object. Raises DsrunError with the file where it does not."""
     try:
-        found = json.loads(read_text(path))
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DsrunError(f"is not JSON: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise DsrunError(f"holds {type(found).__name__} instead of a JSON object", where=str(path))
-    return found
+    if not isinstance(value, dict):
+        raise DsrunError(f"holds {type(value).__name__} instead of a JSON object", where=str(path))
+    return value
 
 
 def plain(value: Any) -> Any:
@@ -155,9 +161,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -176,6 +182,8 @@ def write_atomic(
     Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
     appears while writing), or if the name is that of something else than a file, such as /dev/stdout.
     """
+    # The link's target is replaced: replacing `path` would leave a file where the link was. The temporary file lies
+    # beside the target, as a rename is one step only within a file system.
     target = Path(os.path.realpath(path))
     mode = _mode(target, path)
     if mode is not None and not overwrite:
@@ -213,7 +221,7 @@ def write_all(texts: Mapping[Path, str], *, overwrite: bool) -> None:
 def _mode(target: Path, shown: Path | str) -> int | None:
     """The permissions of an existing file, None where there is none yet."""
     try:
-        found = target.stat().st_mode
+        mode = target.stat().st_mode
     except FileNotFoundError:
         if not target.parent.is_dir():
             raise DsrunError(
@@ -224,10 +232,10 @@ def _mode(target: Path, shown: Path | str) -> int | None:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(shown)) from error
     # /dev/stdout leads to the file behind a redirection, whose writer would lose it.
     stream = str(Path(shown).absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/"))
-    if stream or not stat.S_ISREG(found):
-        kind = "a folder" if stat.S_ISDIR(found) else "not a regular file"
+    if stream or not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise DsrunError(f"is {kind}", where=str(shown), hint="Name a file.")
-    return stat.S_IMODE(found)
+    return stat.S_IMODE(mode)
 
 
 def _write_new(path: Path, text: str, mode: int | None, most: int) -> None:
@@ -246,8 +254,10 @@ def _exists(path: Path | str) -> DsrunError:
 
 
 def make_readable(folder: Path) -> None:
-    """Give a folder and its files the permissions that the umask leaves: libraries make temporary ones private. The
-    group's bit of a folder in a shared one stays: chmod(2) would take it away."""
+    """Give a folder and its files the permissions that the umask leaves: libraries make temporary ones private.
+
+    The set-group-ID bit of a folder in a shared one stays, which chmod(2) would take away.
+    """
     mask = os.umask(0)
     os.umask(mask)
     folder.chmod(0o777 & ~mask | folder.stat().st_mode & stat.S_ISGID)

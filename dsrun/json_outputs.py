@@ -1,6 +1,6 @@
-"""What commands print with --json: each form of it has a name and a version, which it says itself.
+"""The forms of what commands print with --json: each has a name, and a version that stands in it.
 
-Within a version keys are only added; one that goes or means something else raises it. tools/json_forms.py has the
+Within a version keys are only added; a key that goes or means something else raises it. tools/json_forms.py has the
 types, from which docs/reference/json/ is made.
 """
 
@@ -18,5 +18,5 @@ VERSIONS = {
 
 
 def versioned(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A result, with the version of its form in front."""
+    """A result with the version of its form in front."""
     return {"version": VERSIONS[name], **value}

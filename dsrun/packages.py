@@ -1,4 +1,4 @@
-"""Other packages: which version is installed, what dsrun needs of them, and how to get it."""
+"""Other packages: their installed versions, the versions that dsrun needs, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ installs what has no wheel, DeepSpeed for one, where the package `wheel` is miss
 def installed_version(name: str) -> str | None:
     """The installed version of a package; None where it is not installed. name: as pip knows it."""
     for folder in sys.path:
-        for found, number in installed_in(Path(folder or ".")):
-            if found == plain(name):
+        for package, number in installed_in(Path(folder or ".")):
+            if package == plain(name):
                 return number
     import importlib.util
 
@@ -56,11 +56,11 @@ def installed_in(folder: Path) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=64)
 def _listed(folder: Path, _changed: int) -> tuple[tuple[str, str], ...]:
-    """The same of a folder as it stands now: a plan for several machines asks for each many times."""
+    """The packages of a folder in its present state, which its time stands for: some commands ask many times."""
     names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
     ends = (".dist-info", ".egg-info")
-    found = (INFO.fullmatch(name) for name in names if name.endswith(ends))
-    return tuple((plain(one[1]), one[2]) for one in found if one)
+    matches = (INFO.fullmatch(name) for name in names if name.endswith(ends))
+    return tuple((plain(match[1]), match[2]) for match in matches if match)
 
 
 def install(*names: str) -> str:
@@ -72,7 +72,10 @@ def install(*names: str) -> str:
 
 @contextmanager
 def needed(package: str, where: str) -> Iterator[None]:
-    """For an import of a package that not everybody has: raises DsrunError with how to get it. where: what needs it."""
+    """A context for imports of an optional package: its absence is a DsrunError with the command that installs it.
+
+    where: the feature that needs it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -86,13 +89,13 @@ def _requirements(names: Iterable[str]) -> list[str]:
     from importlib import metadata  # slow
 
     try:
-        said = metadata.requires("dsrun") or []
+        requirements = metadata.requires("dsrun") or []
     except metadata.PackageNotFoundError:  # run from its sources
-        said = []
+        requirements = []
     known = {
-        plain(found[1]): found[0].strip()
-        for line in said
-        if (found := REQUIREMENT.match(line.partition(";")[0]))
+        plain(match[1]): match[0].strip()
+        for line in requirements
+        if (match := REQUIREMENT.match(line.partition(";")[0]))
     }
     return [known.get(plain(name), name) for name in names]
 

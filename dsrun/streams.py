@@ -10,9 +10,9 @@ from typing import Any
 
 
 class LastingStream:
-    """A stream that is written to for as long as somebody reads it. After that what is written goes nowhere.
+    """A stream that is written to for as long as somebody reads it, and drops all text after that.
 
-    lost: called once with why it can't be written any longer.
+    lost: called once with the error, when it can't be written any longer.
     """
 
     def __init__(self, stream: Any, lost: Callable[[OSError], None]) -> None:
@@ -32,16 +32,16 @@ class LastingStream:
         if not self._gone:
             self._try(self._stream.flush)
 
-    def _try(self, do: Callable[[], object]) -> None:
+    def _try(self, action: Callable[[], object]) -> None:
         try:
-            do()
+            action()
         except OSError as error:
             self._gone = True
             self._drop()
             self._lost(error)
 
     def _drop(self) -> None:
-        """What is still in the stream's buffer would be written at Python's end, and fail again."""
+        """Let the stream lead nowhere: its buffer would be written at Python's end, and fail again."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -50,7 +50,7 @@ class LastingStream:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Inside, a job does not end with who reads its stdout or stderr."""
+    """A context in which a job doesn't end when the reader of its stdout or stderr does."""
     before = sys.stdout, sys.stderr
     errors = LastingStream(sys.stderr, lambda _: None)  # there is nobody left to tell
 

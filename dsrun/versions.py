@@ -33,51 +33,51 @@ SEVERITIES = {
 }
 SPECIFIER = r"(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?"
 GIVEN = r"\s*([A-Za-z0-9_.-]+?)\s*==?\s*v?(\d+(?:\.\d+)*\S*)\s*"
-"""Compiled where they are needed (re keeps them): most who import this compare two versions."""
+"""NAME==VERSION. Both are compiled where they are needed (re keeps them): most imports only compare two versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What a job is like; None is unknown. A combination's [if] asks for some of these."""
+    """Facts about a job; None is unknown. A combination's [if] asks for some of them."""
 
     stage: int | None = None
-    """ZeRO's."""
+    """ZeRO's stage."""
     precision: str | None = None
     """fp32, fp16 or bf16."""
     loop: str | None = None
-    """Whose training loop it is: dsrun, hf, accelerate, lightning, or deepspeed for one of the script's own."""
+    """The training loop: dsrun, hf, accelerate, lightning, or deepspeed for one of the script's own."""
     accumulates: bool | None = None
-    """Several micro-steps in an optimizer step."""
+    """Whether an optimizer step has several micro-steps."""
     several_ranks: bool | None = None
     gpus: bool | None = None
     """Whether the machine has GPUs."""
     overlap_comm: bool | None = None
     peft: bool | None = None
-    """LoRA or another method that freezes the model."""
+    """Whether it trains with LoRA or another method that freezes the model."""
     fp32_adapter: bool | None = None
-    """The adapter's weights are fp32 beside a model in 16 bits."""
+    """Whether the adapter's weights are fp32 beside a model in 16 bits."""
     modules_to_save: bool | None = None
-    """LoRA that trains whole layers, too (the embedding, the output)."""
+    """Whether LoRA trains whole layers, too (the embedding, the output)."""
     quantized: bool | None = None
-    """Weights of 4 or 8 bits."""
+    """Whether weights have 4 or 8 bits."""
     checkpointing: bool | None = None
-    """Of activations."""
+    """Whether activations are recomputed."""
     reentrant: bool | None = None
-    """That checkpointing's kind: torch.utils.checkpoint's use_reentrant."""
+    """Whether that is done with torch.utils.checkpoint's use_reentrant."""
     reuses_modules: bool | None = None
-    """A step runs a submodule more than once."""
+    """Whether a step runs a submodule more than once."""
     resumes: bool | None = None
-    """A checkpoint is loaded."""
+    """Whether a checkpoint is loaded."""
     python_writer: bool | None = None
-    """The config names a writer of checkpoints."""
+    """Whether the config names a writer of checkpoints."""
     zero_warmup: bool | None = None
-    """The config's scheduler has a warm-up of 0 steps."""
+    """Whether the config's scheduler has a warm-up of 0 steps."""
     remote_code: bool | None = None
-    """The checkpoint's own Python files are used."""
+    """Whether the checkpoint's own Python files are used."""
     own_loss: bool | None = None
-    """The Trainer's compute_loss is overridden."""
+    """Whether the Trainer's compute_loss is overridden."""
     own_zero_init: bool | None = None
-    """The script calls deepspeed.zero.Init itself."""
+    """Whether the script calls deepspeed.zero.Init itself."""
 
 
 @dataclass(frozen=True)
@@ -87,28 +87,28 @@ class Combination:
     name: str
     file: str
     packages: Mapping[str, str]
-    """Name -> versions, as pip writes them: ">=0.17.6,<0.18.3". All of them have to be there."""
+    """Package -> versions, as pip writes them: ">=0.17.6,<0.18.3". All of the packages have to be there."""
     conditions: Mapping[str, Any]
-    """Field of Circumstances -> its value, or a list of them."""
+    """Field of Circumstances -> its value, or a list of values."""
     severity: str
     when: str
-    """The conditions in words, with those that nobody can look up."""
+    """The conditions in words, those among them that can't be looked up."""
     happens: str
     do: str
     sources: tuple[str, ...]
     basis: str
-    """What the sources are worth: tried, read in released code, said in a thread, reported."""
+    """The worth of the sources: tried, read in released code, said in a thread, reported."""
     rule: str = ""
     """The rule of `dsrun validate` that says the same of a config."""
 
     @property
     def in_words(self) -> str:
-        """Its packages."""
+        """Its packages with their versions."""
         return ", ".join(f"{name} {wanted}" for name, wanted in self.packages.items())
 
     @property
     def cured_by_versions(self) -> bool:
-        """Whether other versions are a way out; of what only began with a release, they are none."""
+        """Whether other versions are a way out. A combination that began with a release and hasn't ended has none."""
         return any(re.search(r"<|==[\d.]+(?!\.\*)$", wanted) for wanted in self.packages.values())
 
 
@@ -118,13 +118,13 @@ class VersionMatch:
 
     combination: Combination
     versions: Mapping[str, str]
-    """Those of its packages."""
+    """The versions of its packages."""
     certain: bool
-    """Whether the job is known to be as its conditions have it."""
+    """Whether the job is known to meet its conditions."""
 
     @property
     def severity(self) -> str:
-        """An error that may not concern the job is a warning."""
+        """The combination's severity; an error that may not concern the job is a warning."""
         severity = self.combination.severity
         return WARNING if severity == ERROR and not self.certain else severity
 
@@ -136,13 +136,13 @@ class VersionMatch:
 
 def version(text: str) -> tuple[int, ...]:
     """The numbers a version begins with: "2.13.0+cpu" -> (2, 13, 0). A release candidate counts as its release."""
-    found = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    numbers = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def meets(text: str, wanted: str) -> bool:
     """Whether a version is one of those that pip's specifiers name: meets("0.18.1", ">=0.17.6,<0.18.3")."""
-    return all(_meets(version(text), *found) for found in re.findall(SPECIFIER, wanted))
+    return all(_meets(version(text), *specifier) for specifier in re.findall(SPECIFIER, wanted))
 
 
 def _meets(have: tuple[int, ...], sign: str, number: str, star: str) -> bool:
@@ -156,12 +156,12 @@ def _meets(have: tuple[int, ...], sign: str, number: str, star: str) -> bool:
 
 
 def judge(versions: Mapping[str, str], circumstances: Circumstances | None = None) -> list[VersionMatch]:
-    """The combinations that these versions meet, the worst first; not those that the circumstances rule out.
+    """The combinations that these versions meet, the worst first, without those that the circumstances rule out.
 
-    versions: name (see NAMES) -> version; a combination with a package that isn't there is not met.
+    versions: name (see NAMES) -> version. A combination with a package that isn't there is not met.
     """
     job = circumstances or Circumstances()
-    found = []
+    matches = []
     for combination in combinations().values():
         held = [_holds(getattr(job, field), wanted) for field, wanted in combination.conditions.items()]
         if False in held or not all(
@@ -170,13 +170,13 @@ def judge(versions: Mapping[str, str], circumstances: Circumstances | None = Non
         ):
             continue
         named = {name: versions[name] for name in combination.packages}
-        found.append(VersionMatch(combination, named, None not in held))
+        matches.append(VersionMatch(combination, named, None not in held))
     order = tuple(SEVERITIES)
-    return sorted(found, key=lambda match: (order.index(match.severity), not match.certain))
+    return sorted(matches, key=lambda match: (order.index(match.severity), not match.certain))
 
 
 def _holds(have: Any, wanted: Any) -> bool | None:
-    """None where it isn't known."""
+    """Whether a condition holds; None where it isn't known."""
     if have is None:
         return None
     return have in wanted if isinstance(wanted, list) else bool(have == wanted)
@@ -191,7 +191,7 @@ def installed(path: Iterable[str] | None = None) -> dict[str, str]:
 def given(texts: Sequence[str], option: str) -> dict[str, str]:
     """The versions of "deepspeed==0.19.4,transformers==5.1". Raises DsrunError with all that is wrong in it."""
     problems: list[Problem] = []
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for text in (part for line in texts for part in line.split(",") if part.strip()):
         parts = re.fullmatch(GIVEN, text)
         if parts is None:
@@ -200,10 +200,10 @@ def given(texts: Sequence[str], option: str) -> dict[str, str]:
         elif (name := packages.plain(parts[1])) not in NAMES:
             hint = catalog.suggestion(name, NAMES, f"Those that are judged: {', '.join(NAMES)}")
             problems.append(Problem(f"nothing is known of {parts[1]}", option, hint))
-        elif found.setdefault(name, parts[2]) != parts[2]:
-            problems.append(Problem(f"{name} is given twice: {found[name]} and {parts[2]}", option))
+        elif versions.setdefault(name, parts[2]) != parts[2]:
+            problems.append(Problem(f"{name} is given twice: {versions[name]} and {parts[2]}", option))
     raise_all(problems)
-    return found
+    return versions
 
 
 def combinations() -> dict[str, Combination]:
@@ -214,26 +214,27 @@ def combinations() -> dict[str, Combination]:
 @cache
 def _read(files: tuple[Path, ...]) -> dict[str, Combination]:
     problems: list[Problem] = []
-    found: dict[str, Combination] = {}
+    known: dict[str, Combination] = {}
     for path in files:
         for name, table in catalog.read_toml(path).items():
             wrong = [Problem(f"{name}: {what}", str(path), hint) for what, hint in _wrong(table)]
-            if name in found:
+            if name in known:
                 wrong.append(
-                    Problem(f"{name} is in {found[name].file}, too", str(path), "Give it another name.")
+                    Problem(f"{name} is in {known[name].file}, too", str(path), "Give it another name.")
                 )
             problems += wrong
             if not wrong:
-                found[name] = _combination(name, str(path), table)
+                known[name] = _combination(name, str(path), table)
     raise_all(problems)
-    return found
+    return known
 
 
 def _combination(name: str, file: str, table: Mapping[str, Any]) -> Combination:
+    packages = {key: table[key] for key in NAMES if key in table}
+    fields = {key: table[key] for key in ("severity", *TEXTS)}
     return Combination(
-        name, file, {key: table[key] for key in NAMES if key in table}, table.get("if", {}), table["severity"],
-        table.get("when", ""), table["happens"], table["do"], tuple(table["sources"]), table["basis"],
-        table.get("rule", ""),
+        name, file, packages, table.get("if", {}), when=table.get("when", ""), sources=tuple(table["sources"]),
+        rule=table.get("rule", ""), **fields,
     )  # fmt: skip
 
 
@@ -242,7 +243,7 @@ KEYS = (*NAMES, "if", "severity", "when", *TEXTS, "sources", "rule")
 
 
 def _wrong(table: Any) -> Iterator[tuple[str, str]]:
-    """What is wrong with a table, and what would be right."""
+    """The faults of a table, each with what would be right."""
     if not isinstance(table, dict):
         yield "is no table", "Begin it with [a-name]."
         return

@@ -12,12 +12,12 @@ EXAMPLE_CHARACTERS = 2000
 
 
 def counted(number: int, noun: str) -> str:
-    """1 rank, 2 ranks, 1,200 rows."""
+    """A number with its noun: 1 rank, 2 ranks, 1,200 rows."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """a, b and c"""
+    """Words in a row: "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -36,14 +36,14 @@ def width(text: str) -> int:
 
 
 def clock(seconds: float) -> str:
-    """90 -> "1:30", 7265 -> "2:01:05"."""
+    """A time as on a clock: 90 -> "1:30", 7265 -> "2:01:05"."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def size_text(size: float) -> str:
-    """Bytes: "20.1 GiB", "117.1 MiB", "0.5 KiB"."""
+    """A number of bytes: "20.1 GiB", "117.1 MiB", "0.5 KiB"."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -85,14 +85,14 @@ def time_text(when: float | None) -> str:
 
 
 def span_text(seconds: float | None) -> str:
-    """90 -> "1:30"."""
+    """A time as on a clock, or "-" where it isn't known."""
     from math import isfinite
 
     return "-" if seconds is None or not isfinite(seconds) else clock(seconds)
 
 
 def marked(example: Mapping[str, Any], most: int = EXAMPLE_CHARACTERS) -> str:
-    """What is trained on in double brackets, line breaks as \\n; the middle of a longer text is left out.
+    """An example's text with trained parts in double brackets and \\n for line breaks; a long text lacks its middle.
 
     example: its "parts", each with "text" and whether it is "trained" (`parts_of` in training/data/tokenizing.py).
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsrun.jobs.assembly.finetune import FinetuneRequest
 from dsrun.jobs.assembly.script.stages import ScriptRequest
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 
 def finetune_request(model: str = "llama-tiny", overrides=(), **given) -> FinetuneRequest:

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from dsrun import catalog
-from dsrun.cluster import extensions
+from dsrun.host.toolkit import libaio_header
 from dsrun.job.layout import whole_checkpoints
 from dsrun.jobs.assembly.finetune.data import dataset_folder
 
@@ -82,7 +82,7 @@ def needs_fp16() -> None:
 
 def needs_libaio() -> None:
     """Skip a test of a job that offloads to NVMe where dsrun would refuse it: DeepSpeed couldn't compile async_io."""
-    if not any((Path(root) / "libaio.h").is_file() for root in extensions.INCLUDES):
+    if not libaio_header(sys.prefix):
         pytest.skip("libaio's header is not installed here: no async_io")
 
 

@@ -43,7 +43,6 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
-    "host",
     "training",
     "reports",
     "jobs.supervision",

@@ -181,6 +181,20 @@ def test_the_plans_in_the_docs_are_made(generator):
     )
 
 
+def test_a_new_preset_changes_no_plan_in_the_docs(generator, dsrun, tmp_path, monkeypatch):
+    command = "plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB"
+    before = generator.planned(command)
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "anew.toml").write_text('summary = "Another one"\nextends = "zero1"\n')
+    monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
+    generator.planned.cache_clear()
+    assert generator.planned(command) == before
+    whole = dsrun(*command.split()).out
+    assert "\nanew " in whole and "\n...\n" in before
+    first = [line for line in before.splitlines() if line.startswith("zero2-offload")]
+    assert len(first) == 2 and all(" ".join(line.split()) in " ".join(whole.split()) for line in first)
+
+
 def test_the_overviews_table_shows_presets_as_they_are(dsrun):
     english, chinese = (
         dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", read(ROOT / name), re.MULTILINE))
@@ -201,7 +215,7 @@ def test_the_options_page_has_every_option_of_finetune_once():
 
 
 def test_the_finetune_pages_order_of_sources_is_the_codes():
-    from dsrun.options.table import Source
+    from dsrun.options.layers import Source
 
     page = read(ROOT / "docs" / "reference" / "finetune.md")
     shown = re.findall(r"^\d+\. \*\*(.+?)\*\*", page, re.MULTILINE)

@@ -33,8 +33,11 @@ FOLDER = Path(__file__).parent
 GROUPS = ("configs", "jobs", "runs", "machines")
 ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
 """The first line of a command's module: its group, its short help."""
-FULL = "a disk is full\n  Make room, or name another place for stdout, the cache (DSRUN_CACHE) or the run's folder."
-GONE = "the folder that you are in has been removed, or replaced\n  Go into it again: cd ."
+DISK_FULL = (
+    "a disk is full\n"
+    "  Make room, or name another place for stdout, the cache (DSRUN_CACHE) or the run's folder."
+)
+FOLDER_REMOVED = "the folder that you are in has been removed, or replaced\n  Go into it again: cd ."
 COMPLETE = "_DSRUN_COMPLETE"
 """The variable by which a shell asks what completes a line: `dsrun completion`."""
 
@@ -81,7 +84,7 @@ class Commands(click.Group):
 
 
 def _about(name: str) -> re.Match[str]:
-    """What the first line of a command's module says."""
+    """The match of the first line of a command's module."""
     with (FOLDER / f"{name}.py").open(encoding="utf-8") as file:
         line = file.readline().rstrip("\n")
     if (about := ABOUT.match(line)) is None:
@@ -133,7 +136,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except DsrunError as error:
         for problem in error.problems:
-            click.echo(_told(problem), err=True)
+            click.echo(_text_of(problem), err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = _say("interrupted", 130)
@@ -142,6 +145,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         known = _known(error)
         code = _say(known, 1) if known else _unexpected(error)
+    # Here and not at Python's exit, where a full disk behind stdout would end in a traceback.
     _flush_or_drop()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -163,18 +167,19 @@ def _collect_seldom() -> None:
     atexit.register(gc.freeze)
 
 
-def _told(problem: Problem) -> str:
-    """A problem; on a terminal its first line is folded at words. What to do next may be a command, which is not."""
+def _text_of(problem: Problem) -> str:
+    """A problem's text; on a terminal its first line is folded at words. The hint may be a command, to be copied
+    whole."""
     from dataclasses import replace
 
     from dsrun.host.hiding import without_secrets
 
-    # Each part by itself: an option that something is said of is no name before a value.
+    # Each part by itself: an option in `where` isn't a name whose value `what` would be.
     what, where, hint = map(without_secrets, (problem.what, problem.where, problem.hint))
     text = f"dsrun: {replace(problem, what=what, where=where, hint=hint)}"
     if "\n" in problem.what:
         return text
-    from dsrun.cli.common.columns import folded, screen_width
+    from dsrun.cli.output.columns import folded, screen_width
 
     first, *rest = text.split("\n")
     return "\n".join([folded(first, screen_width(err=True), 4), *rest])
@@ -193,15 +198,15 @@ def _context_of(words: Sequence[str]) -> click.Context:
 
 
 def _known(error: Exception) -> str | None:
-    """What is no bug, wherever it strikes: a full disk, and a folder that was removed under a shell."""
+    """The message for faults that are no bug, wherever they strike: a full disk, a folder removed under a shell."""
     from dsrun.files import is_full
 
     if is_full(error):
-        return FULL
+        return DISK_FULL
     try:
         os.getcwd()  # noqa: PTH109 - what fails is wanted
     except FileNotFoundError:
-        return GONE
+        return FOLDER_REMOVED
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.options import given, options_of
+from dsrun.cli.parsing.options import given, options_of
 from dsrun.options.commands import BoardOptions
 
 

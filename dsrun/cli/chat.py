@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import ChatOptions
 
 
@@ -26,18 +26,18 @@ def command(model: str, **values: Any) -> None:
     dsrun chat runs/mine --prompt 类型#裙*颜色#红色
     dsrun chat DIR --sample --seed 3 < questions.txt
     """
-    from dsrun.cli.common.inference import decoding_of, device_of, is_terminal, print_device
+    from dsrun.cli.jobs.inference import decoding_of, device_of, is_terminal, print_device
     from dsrun.job.inference_request import ChatRequest
     from dsrun.jobs.assembly import inference
 
     options = given(ChatOptions, values).options
     decoding = decoding_of(options, _new_seed() if options.seed is None else options.seed)
-    found = inference.find(model, options.adapter)
+    model_found = inference.find(model, options.adapter)
     inference.check_packages(inference.CHAT)
     device = device_of(options.device, options.precision)
     print_device(device, quiet=options.prompt is not None or not is_terminal())
     request = ChatRequest(
-        inference.model_of(found, device, options),
+        inference.model_of(model_found, device, options),
         decoding,
         options.max_new_tokens,
         system=options.system,

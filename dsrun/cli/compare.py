@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns, echo_folded, screen_width
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import columns, echo_folded, screen_width
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
 from dsrun.errors import Problem, collected, raise_all
 from dsrun.words import printable, width
 
@@ -34,39 +34,44 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
 
     if len(chosen) < 2:
         raise click.UsageError("Name two runs, or more.")
-    found, problems = [], list[Problem]()
+    runs_read, problems = [], list[Problem]()
     for text in chosen:
         with collected(problems):
-            found.append(past_runs.read(past_runs.named(text)))
+            runs_read.append(past_runs.read(past_runs.named(text)))
     raise_all(problems)
     if plot is not None:
-        from dsrun.cli.common.curves import draw
+        from dsrun.cli.output.curves import draw
 
-        draw([(run.path.name, run.losses, run.eval_losses) for run in found], plot)
-    seen = compare_runs(found)
+        draw([(run.path.name, run.losses, run.eval_losses) for run in runs_read], plot)
+    comparison = compare_runs(runs_read)
     if as_json:
         from dataclasses import asdict
 
         shown = {
-            "runs": [run.path for run in found],
-            **asdict(seen),
-            "losses": [run.losses for run in found],
-            "eval_losses": [run.eval_losses for run in found],
+            "runs": [run.path for run in runs_read],
+            **asdict(comparison),
+            "losses": [run.losses for run in runs_read],
+            "eval_losses": [run.eval_losses for run in runs_read],
         }
         print_json("compare", shown)
         return
-    _runs([str(run.path) for run in found], [run.state for run in found])
-    _rows("config", seen.config, value_text, "the same in all")
-    _rows("settings", seen.settings, value_text, "the same in all")
-    _rows("training loss at step", seen.losses, _loss, "no step that all of them have done")
-    for place, agreement in enumerate(seen.agreement, 2):
-        said = f"  run {place} and run 1: {agreement_text(agreement)}"
-        echo_folded(said, 4)
-    _rows("evaluation loss at step", seen.eval_losses, _loss, "none")
-    if seen.scores:
-        _rows("scores", seen.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
+    _runs([str(run.path) for run in runs_read], [run.state for run in runs_read])
+    _rows("config", comparison.config, value_text, "the same in all")
+    _rows("settings", comparison.settings, value_text, "the same in all")
+    _rows("training loss at step", comparison.losses, _loss, "no step that all of them have done")
+    for place, agreement in enumerate(comparison.agreement, 2):
+        line = f"  run {place} and run 1: {agreement_text(agreement)}"
+        echo_folded(line, 4)
+    _rows("evaluation loss at step", comparison.eval_losses, _loss, "none")
+    if comparison.scores:
+        _rows("scores", comparison.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
     click.echo("\nfigures")
-    _table({FIGURES[name]: [figure_text(name, value) for value in row] for name, row in seen.figures.items()})
+    _table(
+        {
+            FIGURES[name]: [figure_text(name, value) for value in row]
+            for name, row in comparison.figures.items()
+        }
+    )
     if plot is not None:
         click.echo(f"dsrun: the curves are drawn in {plot}", err=True)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.results import file_of, write_out
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import ConvertOptions
-from dsrun.options.table import select
+from dsrun.options.declare import select
 
 
 @click.command("convert", cls=TableCommand)
@@ -30,9 +30,9 @@ def command(file: str, **values: Any) -> None:
 
     options = given(ConvertOptions, values).options
     output = file_of(options.output)
-    found = convert(one(file), options.to, output, select(Options, options))
-    if found.dropped:
+    converted = convert(one(file), options.to, output, select(Options, options))
+    if converted.dropped:
         click.echo(
-            f"dsrun: warning: left out, as there is no word for it: {', '.join(found.dropped)}", err=True
+            f"dsrun: warning: left out, as there is no word for it: {', '.join(converted.dropped)}", err=True
         )
-    write_out(found.text, output, overwrite=options.force)
+    write_out(converted.text, output, overwrite=options.force)

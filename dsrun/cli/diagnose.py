@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.completion import files
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import files
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -34,53 +34,60 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     dsrun diagnose logs/                     torchrun's --log-dir, or a log a rank
     kubectl logs worker-0 | dsrun diagnose -
     """
-    from dsrun.cli.common import diagnosis_text
+    from dsrun.cli.output import diagnosis_text
 
     if not logs:
         raise click.UsageError("Name a log, a folder of logs or a run; - is stdin.")
     try:
-        found = _of_logs(logs)
+        diagnosis = _of_logs(logs)
     except DsrunError as error:
         error.exit_code = 2
         raise
     if as_json:
         from dataclasses import asdict
 
-        print_json("diagnose", asdict(found))
+        print_json("diagnose", asdict(diagnosis))
     else:
-        diagnosis_text.show(found)
-    return exit_code(found)
+        diagnosis_text.show(diagnosis)
+    return exit_code(diagnosis)
 
 
-def _of_logs(given: Sequence[str]) -> Diagnosis:
-    """What some logs say; of a run of dsrun's own also what dsrun saw. Raises DsrunError."""
+def _of_logs(logs: Sequence[str]) -> Diagnosis:
+    """The diagnosis of some logs; for a run of dsrun's own with what dsrun saw. Raises DsrunError."""
     from dsrun.jobs.diagnosis import run_logs
     from dsrun.jobs.diagnosis.diagnosis import diagnose_files
     from dsrun.jobs.runs import past_runs
 
-    path = Path(given[0]).expanduser()
-    named = path if path.exists() or len(given) > 1 else Path(past_runs.HOME) / path
-    if len(given) > 1 or not past_runs.is_run(named):
-        return diagnose_files(given)
-    run = past_runs.read(named)
+    path = Path(logs[0]).expanduser()
+    folder = path if path.exists() or len(logs) > 1 else Path(past_runs.HOME) / path
+    if len(logs) > 1 or not past_runs.is_run(folder):
+        return diagnose_files(logs)
+    run = past_runs.read(folder)
     rank = run.diagnosis.get("rank")
-    found = run_logs.of_run(named, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since"))
-    return found if run.script else _with_changes(found, run.job)
+    diagnosis = run_logs.of_run(
+        folder, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since")
+    )
+    return diagnosis if run.script else _with_changes(diagnosis, run.job)
 
 
-def _with_changes(found: Diagnosis, job: Job) -> Diagnosis:
-    """Of a fine-tune that ran out of GPU memory: the planner's shortest list of changes before the next step."""
-    if found.cause != "gpu_oom" or not found.numbers:
-        return found
+def _with_changes(diagnosis: Diagnosis, job: Job) -> Diagnosis:
+    """The diagnosis with the planner's list of changes before its next step, where a fine-tune ran out of GPU
+    memory."""
+    if diagnosis.cause != "gpu_oom" or not diagnosis.numbers:
+        return diagnosis
     from dataclasses import replace
 
     from dsrun.jobs.assembly.checks import memory_check
     from dsrun.jobs.assembly.planning import words
 
-    changes = memory_check.changes_after_oom(job, found.numbers)
-    return replace(found, next_step=f"{words.advice_text(changes)} {found.next_step}") if changes else found
+    changes = memory_check.changes_after_oom(job, diagnosis.numbers)
+    return (
+        replace(diagnosis, next_step=f"{words.advice_text(changes)} {diagnosis.next_step}")
+        if changes
+        else diagnosis
+    )
 
 
-def exit_code(found: Diagnosis) -> int:
+def exit_code(diagnosis: Diagnosis) -> int:
     """0 where a cause is named, ABSTAINED where none is."""
-    return 0 if found.cause else ABSTAINED
+    return 0 if diagnosis.cause else ABSTAINED

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import indented
-from dsrun.cli.common.completion import presets
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import indented
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import presets
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def command(
         with collected(problems):
             configs.append(_config(name, world_size))
     raise_all(problems)
-    found = compare.compare(configs[0], configs[1], Setting(world_size=world_size, version=version))
+    differences = compare.compare(configs[0], configs[1], Setting(world_size=world_size, version=version))
     if as_json:
-        rows = [difference.as_dict() for difference in found]
+        rows = [difference.as_dict() for difference in differences]
         print_json("diff", {"differences": rows})
     else:
-        _show(found)
-    return int(exit_code and bool(found))
+        _show(differences)
+    return int(exit_code and bool(differences))
 
 
 def _config(name: str, world_size: int | None) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def _config(name: str, world_size: int | None) -> dict[str, Any]:
     return config
 
 
-def _show(found: list[Difference]) -> None:
-    for row in found:
+def _show(differences: list[Difference]) -> None:
+    for row in differences:
         before = _value(row, row.before, given=row.given_before, known=row.known_before)
         after = _value(row, row.after, given=row.given_after, known=row.known_after)
         click.echo(f"{row.path}: {before} -> {after}")
         if row.does:
             click.echo(indented(row.does))
-    if not found:
+    if not differences:
         click.echo("dsrun: no difference", err=True)
 
 

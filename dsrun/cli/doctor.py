@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import folded, screen_width
+from dsrun.cli.output.results import print_json
 from dsrun.jobs.launchers import CHOICES
 from dsrun.words import counted, printable
 
@@ -80,39 +80,39 @@ def command(
 
     if hostfile and hosts:
         raise click.UsageError("--hostfile and --hosts both name the machines: give one of them.")
-    wanted = _wanted(hostfile, hosts)
-    given["launcher"] = _launcher(given["launcher"], wanted)
-    env = _forwarded(wanted)
-    asked = _asked(wanted, given, env)
-    results = doctor.examine(asked)
+    named = _wanted(hostfile, hosts)
+    given["launcher"] = _launcher(given["launcher"], named)
+    env = _forwarded(named)
+    hosts_asked = _asked(named, given, env)
+    results = doctor.examine(hosts_asked)
     if not as_json:
-        _print_list(asked[0], results) if len(asked) == 1 else _print_table(asked, results)
-        _print_fixes(asked, results)
-    tried = _smoke(asked, output_dir, given, env) if smoke else None
+        _print_list(hosts_asked[0], results) if len(hosts_asked) == 1 else _print_table(hosts_asked, results)
+        _print_fixes(hosts_asked, results)
+    smoke_result = _smoke(hosts_asked, output_dir, given, env) if smoke else None
     if as_json:
-        _print_json(asked, results, tried)
-    elif tried:
-        _print_smoke(tried)
-    failed = tried is not None and tried.found is None
-    judged = [*results, *(tried.remarks if tried else ())]
+        _print_json(hosts_asked, results, smoke_result)
+    elif smoke_result:
+        _print_smoke(smoke_result)
+    failed = smoke_result is not None and smoke_result.found is None
+    judged = [*results, *(smoke_result.remarks if smoke_result else ())]
     return int(failed or any(result.colour == "red" for result in judged))
 
 
-def _launcher(given: str, wanted: Sequence[tuple[str, int | None]]) -> str:
+def _launcher(choice: str, hosts: Sequence[tuple[str, int | None]]) -> str:
     from dsrun.cluster import ssh
     from dsrun.jobs.launchers import AUTO, ON_THIS_MACHINE, SSH
 
-    if given != AUTO:
-        return given
-    return ON_THIS_MACHINE if len(wanted) == 1 and ssh.is_here(wanted[0][0]) else SSH
+    if choice != AUTO:
+        return choice
+    return ON_THIS_MACHINE if len(hosts) == 1 and ssh.is_here(hosts[0][0]) else SSH
 
 
-def _forwarded(wanted: Sequence[tuple[str, int | None]]) -> dict[str, str]:
-    """What ranks on the hosts get of this machine's variables. On this machine alone they have them all."""
+def _forwarded(hosts: Sequence[tuple[str, int | None]]) -> dict[str, str]:
+    """This machine's variables that ranks on the hosts get. On this machine alone they have them all."""
     from dsrun.cluster import ssh
     from dsrun.jobs.launchers.common.forwarded_environment import forwarded
 
-    return forwarded(os.environ, files=[] if all(ssh.is_here(host) for host, _ in wanted) else None)
+    return forwarded(os.environ, files=[] if all(ssh.is_here(host) for host, _ in hosts) else None)
 
 
 def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | None]]:
@@ -131,7 +131,7 @@ def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | No
 
 
 def _asked(
-    wanted: Sequence[tuple[str, int | None]], given: dict[str, Any], env: Mapping[str, str]
+    named: Sequence[tuple[str, int | None]], given: dict[str, Any], env: Mapping[str, str]
 ) -> list[Host]:
     """The hosts with what they answered."""
     from dsrun.jobs.supervision import host_checks
@@ -146,11 +146,11 @@ def _asked(
         "port": given["port"],
         "import_torch": True,
     }
-    return host_checks.asked(wanted, options, env, ask, given["timeout"])
+    return host_checks.asked(named, options, env, ask, given["timeout"])
 
 
 def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapping[str, str]) -> Smoke:
-    """Ends dsrun with the signal's code where it is asked to."""
+    """The result of --smoke. Exits with the signal's code where one ends it."""
     from dsrun.job.processes import TerminatedError
     from dsrun.jobs.supervision.run_options import RunOptions
     from dsrun.jobs.supervision.smoke import smoke
@@ -164,35 +164,37 @@ def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapp
         raise SystemExit(143) from None  # 128 + SIGTERM, as shells say it
 
 
-def _print_smoke(tried: Smoke) -> None:
+def _print_smoke(smoke: Smoke) -> None:
     """A line with what came of it, or the failing host's own error."""
-    if tried.found is None:
+    if smoke.found is None:
         word = _word("red")
-        for problem in tried.problems:
+        for problem in smoke.problems:
             lines = map(printable, str(problem).split("\n"))
             click.echo(f"\n{word}  smoke: " + "\n".join(lines))
-        if tried.run_dir:
-            click.echo(f"  Its run folder: {tried.run_dir}")
+        if smoke.run_dir:
+            click.echo(f"  Its run folder: {smoke.run_dir}")
         return
-    found = tried.found
-    across = f"{tried.hosts} hosts" if tried.hosts > 1 else "this machine"
-    by = f" by {found['interface']}" if found["interface"] else ""
-    size = f"{found['bytes'] >> 20} MiB"
-    said = (
-        f"{tried.ranks} ranks on {across} add up {size} in {found['seconds'] * 1000:.1f} ms "
-        f"({found['bus_gb_s']:.2f} GB/s of bus bandwidth), 8 bytes in {found['small_us']:.0f} us"
-        if tried.ranks > 1
-        else f"the only rank on {across} has nobody to add up with; {found['backend']} starts"
+    measured = smoke.found
+    across = f"{smoke.hosts} hosts" if smoke.hosts > 1 else "this machine"
+    by = f" by {measured['interface']}" if measured["interface"] else ""
+    size = f"{measured['bytes'] >> 20} MiB"
+    summary = (
+        f"{smoke.ranks} ranks on {across} add up {size} in {measured['seconds'] * 1000:.1f} ms "
+        f"({measured['bus_gb_s']:.2f} GB/s of bus bandwidth), 8 bytes in {measured['small_us']:.0f} us"
+        if smoke.ranks > 1
+        else f"the only rank on {across} has nobody to add up with; {measured['backend']} starts"
     )
     word = _word("green")
-    click.echo(f"\n{word}  smoke: {printable(said + by)} ({found['backend']}; {tried.seconds:.0f} s in all)")
-    click.echo(f"{word}  matrix: {printable(_speeds(found['cards']))}")
-    if pairs := found["pairs"]:
+    click.echo(
+        f"\n{word}  smoke: {printable(summary + by)} ({measured['backend']}; {smoke.seconds:.0f} s in all)"
+    )
+    click.echo(f"{word}  matrix: {printable(_speeds(measured['cards']))}")
+    if pairs := measured["pairs"]:
         rates = sorted(pair[2] for pair in pairs)
         click.echo(
             f"{word}  pairs: {len(rates)} of hosts exchange {rates[0]:.2f} to {rates[-1]:.2f} GB/s each way"
         )
-    for result in tried.remarks:
+    for result in smoke.remarks:
         word = _word(result.colour)
         click.echo(
             f"\n{word}  {result.check}: {printable(result.host)}: {printable(result.what)}\n  {printable(result.fix)}"
@@ -210,17 +212,17 @@ def _speeds(cards: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Smoke | None) -> None:
+def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], smoke: Smoke | None) -> None:
     import dataclasses
 
     rows = [
         {"host": host.name, "slots": host.slots, "facts": host.facts, "fault": host.fault or None}
         for host in hosts
     ]
-    found: dict[str, Any] = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
-    if tried:
-        found["smoke"] = {**dataclasses.asdict(tried), "found": dict(tried.found) if tried.found else None}
-    print_json("doctor", found)
+    value: dict[str, Any] = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
+    if smoke:
+        value["smoke"] = {**dataclasses.asdict(smoke), "found": dict(smoke.found) if smoke.found else None}
+    print_json("doctor", value)
 
 
 def _print_list(host: Host, results: Sequence[CheckResult]) -> None:
@@ -279,13 +281,13 @@ def _print_fixes(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
 
     counts = {colour: sum(1 for result in results if result.colour == colour) for colour in ("red", "yellow")}
     for colour in counts:
-        for check, said in alike(results, colour).items():
-            for found in said[:MOST_ALIKE]:
-                where = f"{printable(few([result.host for result in found]))}: " if len(hosts) > 1 else ""
-                click.echo(f"\n{_word(colour)}  {check}: {where}{printable(found[0].what)}")
-                like = " (likewise for the others)" if len({result.fix for result in found}) > 1 else ""
-                click.echo(f"  {printable(found[0].fix)}{like}")
-            if rest := [result for found in said[MOST_ALIKE:] for result in found]:
+        for check, groups in alike(results, colour).items():
+            for group in groups[:MOST_ALIKE]:
+                where = f"{printable(few([result.host for result in group]))}: " if len(hosts) > 1 else ""
+                click.echo(f"\n{_word(colour)}  {check}: {where}{printable(group[0].what)}")
+                like = " (likewise for the others)" if len({result.fix for result in group}) > 1 else ""
+                click.echo(f"  {printable(group[0].fix)}{like}")
+            if rest := [result for group in groups[MOST_ALIKE:] for result in group]:
                 click.echo(f"\n{_word(colour)}  {check}: {len(rest)} hosts more: --json")
     silent = sum(1 for host in hosts if host.facts is None)
     summary = counted(len(hosts), "host") + (f", {silent} without an answer" if silent else "")

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.columns import columns
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import EvaluateOptions
 from dsrun.words import printable
 
@@ -32,18 +32,18 @@ def command(model: str, **values: Any) -> None:
     """
     from dataclasses import asdict
 
-    from dsrun.cli.common.inference import decoding_of, device_of, print_device
-    from dsrun.cli.common.running import ending
+    from dsrun.cli.jobs.inference import decoding_of, device_of, print_device
+    from dsrun.cli.jobs.running import ending
     from dsrun.jobs.assembly import inference
 
-    asked = given(EvaluateOptions, values)
-    options = asked.options
+    requested = given(EvaluateOptions, values)
+    options = requested.options
     decoding = decoding_of(options, options.seed)
-    found = inference.find(model, options.adapter)
+    model_found = inference.find(model, options.adapter)
     inference.check_packages(inference.EVALUATE)
     device = device_of(options.device, options.precision)
     request = inference.evaluation(
-        found, inference.model_of(found, device, options), decoding, asked, Path.cwd()
+        model_found, inference.model_of(model_found, device, options), decoding, requested, Path.cwd()
     )
     print_device(device)
     with ending("No answers were written."):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
-from dsrun.cli.common.completion import explained
+from dsrun.cli.output.columns import folded, screen_width
+from dsrun.cli.parsing.completion import explained
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -43,18 +43,24 @@ def command(what: str | None) -> None:
     from dsrun import versions
     from dsrun.config.rules import find_rules
 
-    found = {rule.id: rule for rule in find_rules()}
+    rules = {rule.id: rule for rule in find_rules()}
     if what is None:
-        _show(f"{rule.id}  {rule.severity:9}{rule.about}" for rule in found.values())
-    elif (rule_id := what.upper()) in found:
-        _show(_rule(found[rule_id]), 0)
+        _show(f"{rule.id}  {rule.severity:9}{rule.about}" for rule in rules.values())
+    elif (rule_id := what.upper()) in rules:
+        _show(_rule(rules[rule_id]), 0)
     elif rule_id.startswith("DS") and rule_id[2:].isdigit():
         raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
     elif what == SIGNATURES:
         _show(_signatures(), LISTED)
     elif what == VERSIONS:
         known = versions.combinations().items()
-        _show((f"{name:28}{one.severity:9}{one.in_words}: {one.happens}" for name, one in known), LISTED)
+        _show(
+            (
+                f"{name:28}{combination.severity:9}{combination.in_words}: {combination.happens}"
+                for name, combination in known
+            ),
+            LISTED,
+        )
     elif what in versions.combinations():
         same = _signature(what)  # a signature may have the name: both are about one thing
         _show([*_versions(versions.combinations()[what]), *(["", *same] if same else [])], 15)
@@ -107,9 +113,11 @@ def _rule(rule: Rule) -> Iterator[str]:
 def _signatures() -> Iterator[str]:
     from dsrun.jobs.diagnosis.signatures import HARMLESS, find_signatures
 
-    for one in sorted(find_signatures().values(), key=lambda one: (one.subject, one.id)):
-        if one.kind != HARMLESS:
-            yield f"{one.id:28}{one.cause:22}{one.means}"
+    for signature in sorted(
+        find_signatures().values(), key=lambda signature: (signature.subject, signature.id)
+    ):
+        if signature.kind != HARMLESS:
+            yield f"{signature.id:28}{signature.cause:22}{signature.means}"
 
 
 def _signature(name: str) -> list[str]:
@@ -119,23 +127,30 @@ def _signature(name: str) -> list[str]:
     from dsrun.jobs.diagnosis.diagnosis import speaks_chinese
     from dsrun.jobs.diagnosis.signatures import find_signatures
 
-    one = find_signatures().get(name)
-    if one is None:
+    signature = find_signatures().get(name)
+    if signature is None:
         return []
     chinese = speaks_chinese(os.environ)
-    again = "starting again may help" if one.retry else "starting again as it is won't help"
-    said = {
-        "Cause": f"{one.cause} ({one.kind}); {again}",
-        "May be": "; ".join(one.causes),
-        "Tell apart": one.tell_apart,
-        "Make sure": one.check,
-        "Next": (chinese and one.next_zh) or one.next,
-        "Versions": one.versions_in_words,
-        "Source": one.source,
+    again = "starting again may help" if signature.retry else "starting again as it is won't help"
+    parts = {
+        "Cause": f"{signature.cause} ({signature.kind}); {again}",
+        "May be": "; ".join(signature.causes),
+        "Tell apart": signature.tell_apart,
+        "Make sure": signature.check,
+        "Next": (chinese and signature.next_zh) or signature.next,
+        "Versions": signature.versions_in_words,
+        "Source": signature.source,
     }
-    rows = [f"{name}: {text}" for name, text in said.items() if text]
-    examples = [f"    {line}" for example in one.examples for line in example.split("\n")]
-    return [f"{one.id}: {(chinese and one.means_zh) or one.means}", "", *rows, "", "In a log:", *examples]
+    rows = [f"{name}: {text}" for name, text in parts.items() if text]
+    examples = [f"    {line}" for example in signature.examples for line in example.split("\n")]
+    return [
+        f"{signature.id}: {(chinese and signature.means_zh) or signature.means}",
+        "",
+        *rows,
+        "",
+        "In a log:",
+        *examples,
+    ]
 
 
 def _versions(combination: Combination) -> Iterator[str]:
@@ -160,8 +175,8 @@ def _key(path: str) -> Iterator[str]:
     from dsrun.config.schemas.guess import guess
 
     known = schema.load()
-    found = known.node(path)
-    if not found:
+    node = known.node(path)
+    if not node:
         if advice := known.removed(path):
             raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
         near = guess(known, path)
@@ -170,13 +185,13 @@ def _key(path: str) -> Iterator[str]:
             hint=near.advice if near.path or near.stray else LISTS,
         )
     default, does = known.describe(path)
-    yield f"{path}: {schema.expected(found)}"
+    yield f"{path}: {schema.expected(node)}"
     yield f"  {does}"
     if default is not tree.MISSING:
         yield f"  Left out, it is {json.dumps(default)}."
     if known.is_auto(path):
         yield '  HF Trainer fills in "auto".'
-    if name := found.get("x-alias-of"):
+    if name := node.get("x-alias-of"):
         yield f"  Another name of {name}."
     if since := _since(path):
         yield f"  DeepSpeed has it since {since}."

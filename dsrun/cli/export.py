@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, raise_all
 from dsrun.options.commands import ExportOptions
 
@@ -33,7 +33,7 @@ def command(run: str, **values: Any) -> None:
     dsrun export runs/mine --checkpoint 2000 -o models/mine-2000
     dsrun export runs/mine --push my-lab/mine
     """
-    from dsrun.cli.common.running import ending
+    from dsrun.cli.jobs.running import ending
     from dsrun.job import run_folder
     from dsrun.jobs.assembly.checks import disk_check
     from dsrun.jobs.assembly.checks.packages import absent_packages
@@ -44,12 +44,12 @@ def command(run: str, **values: Any) -> None:
     options = given(ExportOptions, values).options
     if options.public and options.push is None:
         raise DsrunError("says who may see what is pushed", where="--public", hint="Give --push, too.")
-    found = past_runs.read(past_runs.named(run))
-    job = exporting.job_of(found, options.export_format)
-    wanted = exporting.pushed if options.push else exporting.request
-    request = wanted(found, job, options.checkpoint, options.output, digests=options.digests)
+    run_read = past_runs.read(past_runs.named(run))
+    job = exporting.job_of(run_read, options.export_format)
+    make_request = exporting.pushed if options.push else exporting.request
+    request = make_request(run_read, job, options.checkpoint, options.output, digests=options.digests)
     resolve.check_export_format(job.model, job.training.export_format)
-    folders = [found.path if options.output is None else options.output]
+    folders = [run_read.path if options.output is None else options.output]
     hub_package = ("huggingface_hub",) if options.push else ()
     problems = [
         *peft_methods.check_export(job.peft, job.training.export_format),
@@ -62,16 +62,16 @@ def command(run: str, **values: Any) -> None:
     target = hub_push.target(options.push, public=options.public) if options.push else None
     doing = f"writing the model from {request.checkpoint}" if request.checkpoint else "looking at the model"
     click.echo(doing, err=True)
-    held = run_folder.held(found.path) if options.output is None else nullcontext()
+    held = run_folder.held(run_read.path) if options.output is None else nullcontext()
     with ending("No model was written." if request.checkpoint else "Nothing was pushed."), held:
         result = exporting.carry_out(request, {**os.environ, **environment.of_checkout(os.environ)})
     if target:
         result["pushed"] = _push(
-            Path(result["folders"][exporting.main_kind(result["folders"])]), target, found.path
+            Path(result["folders"][exporting.main_kind(result["folders"])]), target, run_read.path
         )
     if options.as_json:
-        shown = {"run": found.path, "checkpoint": request.checkpoint, **result}
-        print_json("export", shown)
+        value = {"run": run_read.path, "checkpoint": request.checkpoint, **result}
+        print_json("export", value)
         return
     for kind, folder in result["folders"].items():
         click.echo(f"{kind:<14} {folder}")
@@ -81,7 +81,7 @@ def command(run: str, **values: Any) -> None:
 
 def _push(folder: Path, target: PushTarget, run: Path) -> str:
     """Push a folder that was looked at; returns the commit's address."""
-    from dsrun.cli.common.running import ending
+    from dsrun.cli.jobs.running import ending
     from dsrun.models import hub_push
 
     raise_all(hub_push.too_large(folder))

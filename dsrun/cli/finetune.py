@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
-from dsrun.cli.common.completion import models
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
+from dsrun.cli.parsing.completion import models
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 from dsrun.words import counted
 
 if TYPE_CHECKING:
-    from dsrun.cli.common.detach import Detached
+    from dsrun.cli.jobs.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.job.checkpoints import CheckpointChoice
     from dsrun.job.job import Job
@@ -45,30 +45,30 @@ def command(words: tuple[str, ...], **values: Any) -> None:
     dsrun finetune llama-2-7b --train-file chats.json --train-file own.jsonl:3 --hostfile hostfile --preset zero3
     dsrun finetune llama-tiny --lr 1e-3 --dry-run -o run.toml; dsrun finetune run.toml --gpus 2
     """
-    from dsrun.cli.common.run_file import with_run_file
+    from dsrun.cli.parsing.run_file import with_run_file
 
-    model, asked = with_run_file(words, given(FinetuneOptions, values))
+    model, requested = with_run_file(words, given(FinetuneOptions, values))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL': `dsrun models` lists those with a name.")
-    start(model, asked)
+    start(model, requested)
 
 
-def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
+def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
-    from dsrun.cli.common.detach import detached
-    from dsrun.cli.common.running import allocated, began, join_pods, tell
-    from dsrun.cli.common.where import connection_of
+    from dsrun.cli.jobs.detach import detached
+    from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
-    from dsrun.options.groups import WaitOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
+    from dsrun.options.table import WaitOptions
 
-    options = asked.options
+    options = requested.options
     if options.output and not options.dry_run:
         raise click.UsageError(
             "-o writes what --dry-run finds out: give both. A run's folder is --output-dir."
         )
     resume = options.resume or (options.go_on and began(options.output_dir))
-    if not resume and (asked.said("checkpoint") or asked.said("digests")):
+    if not resume and (requested.said("checkpoint") or requested.said("digests")):
         raise click.UsageError("--checkpoint and --no-digests are for a run that goes on: --resume.")
     if resume and options.output:
         raise click.UsageError("-o is for a run that is to begin: its file would begin another.")
@@ -76,7 +76,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
         raise click.UsageError(
             "--explain is for a run that is to begin: `dsrun show RUN` tells of one that did."
         )
-    asked, connection = connection_of(asked, again=resume)
+    requested, connection = connection_of(requested, again=resume)
     if resume and options.show_examples:
         raise click.UsageError(
             "--show-examples is for a run that is to begin: RUN/data.json has those of one that did."
@@ -84,7 +84,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     only_look = options.dry_run or options.explain or options.show_examples is not None
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
-    request = FinetuneRequest(model, asked)
+    request = FinetuneRequest(model, requested)
 
     def plan(allocator: Allocator, for_good: bool) -> PlannedJob[Job]:
         return _planned(request, allocator, resume=resume, download=for_good)
@@ -119,9 +119,9 @@ def _choice(options: FinetuneOptions) -> CheckpointChoice:
 def _show(
     planned: PlannedJob[Job], connection: ConnectionOptions, options: FinetuneOptions, *, resume: bool
 ) -> None:
-    """What --explain, --dry-run and -o are asked for."""
-    from dsrun.cli.common import dry_run
-    from dsrun.cli.common.run_file import write
+    """Do what --explain, --dry-run and -o are for."""
+    from dsrun.cli.jobs import dry_run
+    from dsrun.cli.parsing.run_file import write
 
     if options.show_examples is not None:
         dry_run.show_examples(planned.job, options.show_examples, as_json=options.as_json)
@@ -165,7 +165,7 @@ def run(
     import sys
     from shlex import join
 
-    from dsrun.cli.common.running import run_job, say
+    from dsrun.cli.jobs.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.display.progress import LiveView, PlainView
@@ -196,12 +196,13 @@ def run(
 
 
 def _summarise(result: dict[str, Any]) -> None:
-    """What came out, and how to use it."""
+    """Print the run's results, and the command that uses the model."""
     click.echo(f"\nmodel       {result['model']}")
     if result["template_args"]:
-        told = json.dumps(result["template_args"], ensure_ascii=False)
+        arguments = json.dumps(result["template_args"], ensure_ascii=False)
         echo_folded(
-            f"serve it    with chat_template_kwargs {told}: the exported template has them as defaults", 12
+            f"serve it    with chat_template_kwargs {arguments}: the exported template has them as defaults",
+            12,
         )
     if result["eval_loss"]:
         first, last = result["eval_loss"]["first"], result["eval_loss"]["last"]
@@ -217,16 +218,18 @@ def _summarise(result: dict[str, Any]) -> None:
 
 
 def _perplexity(result: dict[str, Any]) -> str:
-    """Of plain text; nothing of answers."""
-    told = result["perplexity"]
-    if told is None:
+    """The perplexity of plain text; empty for a model of answers."""
+    perplexity = result["perplexity"]
+    if perplexity is None:
         return ""
-    first, last = ("inf" if told[when] is None else f"{told[when]:,.2f}" for when in ("first", "last"))
+    first, last = (
+        "inf" if perplexity[when] is None else f"{perplexity[when]:,.2f}" for when in ("first", "last")
+    )
     return f", perplexity {first} -> {last}"
 
 
 def _best_text(result: dict[str, Any]) -> str:
-    """Where the evaluation loss was lower than at the end: in which step, and what is left of it."""
+    """The step whose evaluation loss was lower than at the end, and the model that is kept of it."""
     best = result["best"]
     if best is None or best["step"] == result["steps"]:
         return ""
@@ -237,7 +240,7 @@ def _best_text(result: dict[str, Any]) -> str:
 
 
 def _use(result: dict[str, Any]) -> str:
-    """How the model is asked: with transformers alone, unless there is only an adapter."""
+    """The command that uses the model: with transformers alone, unless there is only an adapter."""
     from shlex import join
 
     if (Path(result["model"]) / "adapter_config.json").is_file():
@@ -247,12 +250,12 @@ def _use(result: dict[str, Any]) -> str:
 
 
 def _memory_text(result: dict[str, Any]) -> str:
-    """What it took beside what was predicted: of the fullest GPU, or of the host where there is none."""
-    took, said = result["measured"], result["predicted"] or {}
-    name = "host_bytes" if took["gpu_allocated_bytes"] is None else "gpu_allocated_bytes"
-    what = "of host memory, all ranks" if name == "host_bytes" else "in use on the fullest GPU"
-    predicted = f" (predicted {said[name] / 2**30:.2f})" if name in said else ""
-    return f"{took[name] / 2**30:.2f} GiB {what}{predicted}"
+    """The measured memory beside the predicted: the fullest GPU's, or the host's where there is no GPU."""
+    measured, prediction = result["measured"], result["predicted"] or {}
+    name = "host_bytes" if measured["gpu_allocated_bytes"] is None else "gpu_allocated_bytes"
+    place = "of host memory, all ranks" if name == "host_bytes" else "in use on the fullest GPU"
+    predicted = f" (predicted {prediction[name] / 2**30:.2f})" if name in prediction else ""
+    return f"{measured[name] / 2**30:.2f} GiB {place}{predicted}"
 
 
 def use_command(model: str, prompt: str, *, plain: bool = False) -> str:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.columns import echo_folded
+from dsrun.cli.output.results import file_of, print_json, write_out
 from dsrun.words import counted, listed
 
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ def check(file: Path, *, as_json: bool) -> int:
     """Say everything that is wrong with a hostfile, and what would be right. Exit 1 if there is an error."""
     from dsrun.cluster import hostfile
 
-    found = hostfile.read(file)
+    result = hostfile.read(file)
     if as_json:
-        print_json("hosts-check", _json(found))
+        print_json("hosts-check", _json(result))
     else:
-        _show(file, found)
-    return int(bool(found.errors))
+        _show(file, result)
+    return int(bool(result.errors))
 
 
 @command.command("expand", short_help="Write a hostfile from short names.")
@@ -61,18 +60,18 @@ def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -
     write_out(text, file_of(output), overwrite=force)
 
 
-def _show(file: Path, found: Hostfile) -> None:
-    """Each finding with what would be right, folded where stdout is a terminal; the count goes to stderr."""
-    for row in found.findings:
-        what = f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}"
-        for line in (what, f"    {row.hint}", ""):
+def _show(file: Path, result: Hostfile) -> None:
+    """Print each finding with its hint, folded where stdout is a terminal; the count goes to stderr."""
+    for row in result.findings:
+        head = f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}"
+        for line in (head, f"    {row.hint}", ""):
             echo_folded(line, 4)
-    click.echo(f"dsrun: {_summary(found)}", err=True)
+    click.echo(f"dsrun: {_summary(result)}", err=True)
 
 
-def _json(found: Hostfile) -> dict[str, Any]:
+def _json(result: Hostfile) -> dict[str, Any]:
     return {
-        "hosts": [{"host": entry.host, "slots": entry.slots} for entry in found.entries],
+        "hosts": [{"host": entry.host, "slots": entry.slots} for entry in result.entries],
         "findings": [
             {
                 "line": row.line,
@@ -81,18 +80,18 @@ def _json(found: Hostfile) -> dict[str, Any]:
                 "message": row.message,
                 "hint": row.hint,
             }
-            for row in found.findings
+            for row in result.findings
         ],
     }
 
 
-def _summary(found: Hostfile) -> str:
+def _summary(result: Hostfile) -> str:
     """`2 errors and 1 note; 3 hosts with 24 slots`."""
 
     counts = {
-        name: sum(row.severity == name for row in found.findings) for name in ("error", "warning", "note")
+        name: sum(row.severity == name for row in result.findings) for name in ("error", "warning", "note")
     }
-    said = [counted(count, name) for name, count in counts.items() if count] or ["nothing to say"]
-    slots = sum(entry.slots for entry in found.entries)
-    accepted = f"{counted(len(found.entries), 'host')} with {counted(slots, 'slot')}"
-    return f"{listed(said)}; {'accepted: ' if found.errors else ''}{accepted}"
+    remarks = [counted(count, name) for name, count in counts.items() if count] or ["nothing to say"]
+    slots = sum(entry.slots for entry in result.entries)
+    accepted = f"{counted(len(result.entries), 'host')} with {counted(slots, 'slot')}"
+    return f"{listed(remarks)}; {'accepted: ' if result.errors else ''}{accepted}"

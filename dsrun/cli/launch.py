@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import files
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import files
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import LaunchOptions
 from dsrun.words import counted, span_text
 
 if TYPE_CHECKING:
-    from dsrun.cli.common.detach import Detached
+    from dsrun.cli.jobs.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.job.job import ScriptJob
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -39,22 +39,22 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     dsrun launch --devices 2,3 --preset zero2-offload train.py --epochs 3
     dsrun launch --hosts "node[01-04]:8" -m lab.train --lr 1e-5
     """
-    from dsrun.cli.common import dry_run
-    from dsrun.cli.common.detach import detached
-    from dsrun.cli.common.running import allocated, began, join_pods, tell
-    from dsrun.cli.common.where import connection_of
+    from dsrun.cli.jobs import dry_run
+    from dsrun.cli.jobs.detach import detached
+    from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly import script as script_jobs
     from dsrun.jobs.assembly.script.stages import ScriptRequest
-    from dsrun.options.groups import WaitOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
+    from dsrun.options.table import WaitOptions
 
-    asked = given(LaunchOptions, values)
-    again = asked.options.go_on and began(asked.options.output_dir)
-    asked, connection = connection_of(asked)
-    options = asked.options
+    requested = given(LaunchOptions, values)
+    again = requested.options.go_on and began(requested.options.output_dir)
+    requested, connection = connection_of(requested)
+    options = requested.options
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=options.dry_run)
     join_pods(connection, options.output_dir, dry_run=options.dry_run)
-    request = ScriptRequest(script, args, asked, again)
+    request = ScriptRequest(script, args, requested, again)
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[ScriptJob]:
         return script_jobs.plan(request, allocator.machine, os.environ, allocator=allocator)
@@ -81,7 +81,7 @@ def run(
     """Carry a script's job out (_running.run_job), and show what its ranks print."""
     from shlex import join
 
-    from dsrun.cli.common.running import run_job, say
+    from dsrun.cli.jobs.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.display.script_view import ScriptView
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import click
 
-from dsrun.cli.common.completion import runs
+from dsrun.cli.parsing.completion import runs
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CLOCKS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
@@ -20,8 +20,8 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
     """--since in seconds since 1970: a time of this machine's, or how long ago. Raises click.BadParameter."""
     if text is None:
         return None
-    if found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text):
-        return time.time() - float(found[1]) * UNITS[found[2]]
+    if match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text):
+        return time.time() - float(match[1]) * UNITS[match[2]]
     for form in CLOCKS:
         with contextlib.suppress(ValueError):
             return datetime.strptime(text, form).astimezone().timestamp()
@@ -76,10 +76,10 @@ def command(
     if follow and past_runs.waits(path):
         click.echo("dsrun: Slurm has not begun the job: waiting for it (Ctrl-C ends the waiting)", err=True)
         rank_logs.await_job(path, lambda line: click.echo(f"dsrun: {line}", err=True))
-    found = past_runs.read(path)
+    past = past_runs.read(path)
     selection = rank_logs.LineSelection(tail, since, grep)
-    for number, text in rank_logs.tell(found, rank, follow=follow, selection=selection):
+    for number, text in rank_logs.tell(past, rank, follow=follow, selection=selection):
         who = "all" if number is None else f"rank {number}"
         click.echo(without_secrets(text if rank is not None else f"[{who}] {text}"))
     if follow:
-        click.echo(f"dsrun: the run is {past_runs.read(found.path).state}", err=True)
+        click.echo(f"dsrun: the run is {past_runs.read(past.path).state}", err=True)

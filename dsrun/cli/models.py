@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.errors import Problem
 
 
@@ -16,7 +16,7 @@ def command(as_json: bool) -> None:
     In place of a name works everywhere: a repository of the Hugging Face Hub (Qwen/Qwen3-4B) or of ModelScope
     (modelscope:Qwen/Qwen3-4B), the path of a Hugging Face folder, or of a GGUF file.
     """
-    from dsrun.cli.common.columns import echo_folded
+    from dsrun.cli.output.columns import echo_folded
     from dsrun.models.model_files import list_models
 
     refused: list[Problem] = []

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import files
-from dsrun.cli.common.columns import echo_folded, indented
-from dsrun.cli.common.completion import presets
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.columns import echo_folded, indented
+from dsrun.cli.output.results import file_of, print_json, write_out
+from dsrun.cli.parsing.completion import presets
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.files import explained, write_all, write_atomic
 from dsrun.options.commands import ConfigOptions, PresetOptions
-from dsrun.options.table import Resolved, flag_of, select
+from dsrun.options.declare import flag_of, select
+from dsrun.options.layers import Resolved
 
 if TYPE_CHECKING:
     from dsrun.config.presets.build import BuiltConfig, Finding, Options
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 AUTO, ACCELERATE = "auto", "accelerate"
 YAML = (".yaml", ".yml")
-FOR_FSDP = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
-FOR_AUTO = ("seq_len", "activation_checkpointing")
-"""The options that only NAME auto has a use for."""
-FOR_MODEL = ("gpu", "gpu_memory", "host_memory")
-"""Those that have one beside a model only."""
+FSDP_OPTIONS = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
+AUTO_OPTIONS = ("seq_len", "activation_checkpointing")
+"""Options for NAME auto only."""
+MODEL_OPTIONS = ("gpu", "gpu_memory", "host_memory")
+"""Options for --model only."""
 
 
 @click.command("preset", cls=TableCommand)
@@ -54,53 +54,53 @@ def command(name: str | None, **values: Any) -> None:
     dsrun preset zero2 --copy mine                    a copy to edit
     dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
     """
-    asked = given(PresetOptions, values)
-    options, said = asked.options, set(asked.user)
-    if name != AUTO and (used := [one for one in FOR_AUTO if one in said]):
+    requested = given(PresetOptions, values)
+    options, named = requested.options, set(requested.user)
+    if name != AUTO and (used := [option for option in AUTO_OPTIONS if option in named]):
         raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for NAME auto.")
-    if options.model is None and (used := [one for one in FOR_MODEL if one in said]):
+    if options.model is None and (used := [option for option in MODEL_OPTIONS if option in named]):
         raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for --model.")
     if name is None:
-        if said - {"as_json"}:
+        if named - {"as_json"}:
             raise click.UsageError("These options need a NAME; `dsrun preset` lists them.")
         _list(options.as_json)
     elif options.copy_to is not None:
-        if said - {"copy_to", "force"}:
+        if named - {"copy_to", "force"}:
             raise click.UsageError(
                 "--copy takes the preset as it is: of the other options only --force is for it."
             )
         _copy(name, options.copy_to, options.force)
     else:
-        _build(name, asked)
+        _build(name, requested)
 
 
-def _build(name: str, asked: Resolved[PresetOptions]) -> None:
-    from dsrun.cli.common.running import tell
+def _build(name: str, requested: Resolved[PresetOptions]) -> None:
+    from dsrun.cli.jobs.running import tell
     from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
     from dsrun.options.commands import FinetuneOptions
 
-    options = asked.options
-    wanted = select(Options, options, origins={})
+    options = requested.options
+    built_options = select(Options, options, origins={})
     if name != AUTO and options.target != "deepspeed" and (fsdp := preset.load(name).fsdp):
-        _of_fsdp(fsdp, asked, wanted)
+        _of_fsdp(fsdp, requested, built_options)
         return
-    if asked.said("fsdp_version"):
+    if requested.said("fsdp_version"):
         raise click.UsageError("--fsdp-version is for a preset of FSDP's with --for accelerate.")
     if name == AUTO:
-        built = build_config(*_chosen(asked, wanted))
+        built = build_config(*_chosen(requested, built_options))
     elif options.model is not None:
-        built = _of_finetune(name, asked)
+        built = _of_finetune(name, requested)
     else:
-        built = build_config(name, wanted)
+        built = build_config(name, built_options)
     _say(built.findings)
     if options.model is None:
-        tell(preset.second_copy_notes(built.ds_config, wanted.gpus * wanted.nodes))
+        tell(preset.second_copy_notes(built.ds_config, built_options.gpus * built_options.nodes))
     if name != AUTO and options.model is None and (beside := preset.load(name).defaults):
-        said = " ".join(f"{flag_of(FinetuneOptions, key)} {value}" for key, value in beside.items())
-        click.echo(f"dsrun: note: dsrun finetune --preset {name} takes {said}, too", err=True)
+        flags = " ".join(f"{flag_of(FinetuneOptions, key)} {value}" for key, value in beside.items())
+        click.echo(f"dsrun: note: dsrun finetune --preset {name} takes {flags}, too", err=True)
     if file := file_of(options.output):
-        _write(built, file, wanted, options.force)
+        _write(built, file, built_options, options.force)
     if options.explain:
         _explain(built, options.as_json)
     elif file is None and options.target == ACCELERATE:
@@ -109,42 +109,42 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
         click.echo(_text(built), nl=False)
 
 
-def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) -> None:
-    """What of FSDP a preset says, for accelerate or HF Trainer: one file."""
+def _of_fsdp(fsdp: FsdpPreset, requested: Resolved[PresetOptions], built_options: Options) -> None:
+    """Write a preset's FSDP settings for accelerate or HF Trainer: one file."""
     from dsrun.config.accelerate.write import for_fsdp, for_trainer
 
-    options = asked.options
-    if unused := [name for name in asked.user if name not in FOR_FSDP]:
+    options = requested.options
+    if unused := [name for name in requested.user if name not in FSDP_OPTIONS]:
         flags = ", ".join(flag_of(PresetOptions, name) for name in unused)
         raise click.UsageError(f"A preset of FSDP's has no use for {flags}.")
     path = file_of(options.output)
     if options.target == ACCELERATE:
         _check_yaml(path)
-        text = for_fsdp(fsdp, path, wanted, options.fsdp_version)
+        text = for_fsdp(fsdp, path, built_options, options.fsdp_version)
     else:
-        if asked.said("fsdp_version"):
+        if requested.said("fsdp_version"):
             raise click.UsageError("--fsdp-version is for --for accelerate: HF Trainer gives up version 1.")
-        text = json.dumps(for_trainer(fsdp, wanted), indent=2) + "\n"
+        text = json.dumps(for_trainer(fsdp, built_options), indent=2) + "\n"
     write_out(text, path, overwrite=options.force)
 
 
-def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
-    """What `dsrun finetune --preset NAME` runs with the model, on the devices that are named or are here."""
-    from dsrun.cli.common.running import tell
+def _of_finetune(name: str, requested: Resolved[PresetOptions]) -> BuiltConfig:
+    """The config that `dsrun finetune --preset NAME` runs with the model, on the named devices or those here."""
+    from dsrun.cli.jobs.running import tell
     from dsrun.cluster.devices import detect
     from dsrun.jobs.assembly import plan_target
     from dsrun.jobs.assembly.finetune import FinetuneRequest, config_of
     from dsrun.options.commands import FinetuneOptions
-    from dsrun.options.groups import OverrideOptions
-    from dsrun.options.table import entries
+    from dsrun.options.declare import entries
+    from dsrun.options.table import OverrideOptions
 
-    options = asked.options
+    options = requested.options
     if options.target != "deepspeed":
         raise click.UsageError("--model is for deepspeed.initialize: HF Trainer fills in its own values.")
-    taken = [*entries(ConfigOptions), *entries(OverrideOptions)]
-    given = {name: value for name, value in asked.user.items() if name in taken}
-    given |= {"preset": name, "dry_run": True}  # what doesn't fit is told, and printed
-    request = FinetuneRequest(str(options.model), Resolved.by_user(FinetuneOptions, given))
+    accepted = [*entries(ConfigOptions), *entries(OverrideOptions)]
+    values = {name: value for name, value in requested.user.items() if name in accepted}
+    values |= {"preset": name, "dry_run": True}  # a config that doesn't fit is printed all the same
+    request = FinetuneRequest(str(options.model), Resolved.by_user(FinetuneOptions, values))
     here = plan_target.visible(detect(os.environ), os.environ)
     machine, known = plan_target.named_machine(options, here, options.gpus)
     built, notes = config_of(
@@ -154,15 +154,15 @@ def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
     return built
 
 
-def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Options]:
-    """The planner's preset for a model, said to stderr, and the options that it was planned with."""
+def _chosen(requested: Resolved[PresetOptions], built_options: Options) -> tuple[str, Options]:
+    """The planner's preset for a model, and the options that it was planned with; the reason goes to stderr."""
     from dsrun.cluster.devices import detect
     from dsrun.jobs.assembly.plan_target import visible
     from dsrun.jobs.assembly.planning.search import first_choice
 
-    if asked.options.model is None:
+    if requested.options.model is None:
         raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")
-    name, planned, why = first_choice(asked, visible(detect(os.environ), os.environ), wanted)
+    name, planned, why = first_choice(requested, visible(detect(os.environ), os.environ), built_options)
     click.echo(why, err=True)
     return name, planned
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common import completion
-from dsrun.cli.common.options import given, options_of
+from dsrun.cli.parsing import completion
+from dsrun.cli.parsing.options import given, options_of
 from dsrun.errors import Problem, collected, raise_all
 from dsrun.options.commands import ReportOptions
 

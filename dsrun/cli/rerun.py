@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
-from dsrun.options.table import select
+from dsrun.options.declare import select
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.reservation import Allocator
@@ -28,40 +28,40 @@ def command(run: str, **values: Any) -> None:
     as the run knows what they were. Of a script's run the same command is started again.
     """
     from dsrun.cli import finetune, launch
-    from dsrun.cli.common.detach import detached
-    from dsrun.cli.common.running import allocated, tell
-    from dsrun.cli.common.where import connection_of
+    from dsrun.cli.jobs.detach import detached
+    from dsrun.cli.jobs.running import allocated, tell
+    from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
     from dsrun.jobs.assembly import rerun
     from dsrun.jobs.assembly.script import repeat
     from dsrun.jobs.runs import past_runs
-    from dsrun.options.groups import WaitOptions
+    from dsrun.options.table import WaitOptions
 
-    found = past_runs.read(past_runs.named(run)).with_secrets()
-    asked, connection = connection_of(given(RerunOptions, values), again=True)
-    options = asked.options
-    if found.script and options.force:
+    past = past_runs.read(past_runs.named(run)).with_secrets()
+    requested, connection = connection_of(given(RerunOptions, values), again=True)
+    options = requested.options
+    if past.script and options.force:
         raise click.UsageError(
             "--force is for a fine-tune that is predicted to run out of memory; RUN is a script's."
         )
-    wanted = select(DeviceRequest, options)
+    devices = select(DeviceRequest, options)
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=False)
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[Any]:
-        if found.script:
+        if past.script:
             return repeat.repeated(
-                found, found.script, allocator.machine, os.environ, output_dir=options.output_dir, wanted=wanted,
+                past, past.script, allocator.machine, os.environ, output_dir=options.output_dir, wanted=devices,
                 allocator=allocator,
             )  # fmt: skip
         return rerun.repeated(
-            found, allocator.machine, os.environ, output_dir=options.output_dir, wanted=wanted, force=options.force,
+            past, allocator.machine, os.environ, output_dir=options.output_dir, wanted=devices, force=options.force,
             allocator=allocator,
         )  # fmt: skip
 
     waiting, slots = select(WaitOptions, options), options.gpus if options.force else None
     with allocated(plan, connection, waiting=waiting, cpu_slots=slots) as (planned, machine):
         tell(planned.notes)
-        if found.script:
+        if past.script:
             launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)
         else:
             chosen = select(FinetuneOptions, options)

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from dsrun.cli import finetune
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved
 from dsrun.options.other_names import ours
-from dsrun.options.table import Resolved, entries
 
 
 class Resuming(TableCommand):
@@ -36,8 +37,8 @@ def command(run: str, **values: Any) -> None:
     """
     from dsrun.jobs.runs import past_runs
 
-    found = past_runs.read(past_runs.named(run)).with_secrets()
-    model = found.job.model
-    said = {**given(ResumeOptions, values).user, "output_dir": found.path, "resume": True}
-    asked = Resolved.by_user(FinetuneOptions, said)
-    finetune.start(model.location if model.source in finetune.PATHS else model.name, asked)
+    past = past_runs.read(past_runs.named(run)).with_secrets()
+    model = past.job.model
+    named = {**given(ResumeOptions, values).user, "output_dir": past.path, "resume": True}
+    requested = Resolved.by_user(FinetuneOptions, named)
+    finetune.start(model.location if model.source in finetune.PATHS else model.name, requested)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import columns, folded, screen_width
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import columns, folded, screen_width
+from dsrun.cli.output.results import print_json
 from dsrun.words import loss_text, printable, span_text, time_text, width
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval los
 TEXTS = ("run", "model", "preset", "state", "started")
 """The columns of texts, aligned to the left."""
 INDENT = 4
-LEFT_OUT = ("took", "preset", "ranks", "model", "started")
-"""What a terminal that is too narrow does without, in this order: a run's own name often says model and preset."""
+LEFT_OUT_FIRST = ("took", "preset", "ranks", "model", "started")
+"""Columns that a narrow terminal does without, in this order: a run's own name often says model and preset."""
 
 
 @click.command()
@@ -38,45 +38,45 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
 
     chosen = [folder.expanduser() for folder in folders] or [Path(past_runs.HOME)]
     nothing = not folders and not Path(past_runs.HOME).exists()
-    found = [] if nothing else run_summaries.summaries(chosen)
+    summaries = [] if nothing else run_summaries.summaries(chosen)
     if as_json:
         from dataclasses import asdict
 
-        print_json("runs", {"runs": [asdict(one) for one in found]})
-    elif found:
-        _table(found)
-    if not found:
+        print_json("runs", {"runs": [asdict(run) for run in summaries]})
+    elif summaries:
+        _table(summaries)
+    if not summaries:
         where = " ".join(str(folder.absolute()) for folder in chosen)
         click.echo(f"dsrun: no runs in {where}\n  Elsewhere: dsrun runs FOLDER", err=True)
 
 
-def _table(found: list[Summary]) -> None:
+def _table(summaries: list[Summary]) -> None:
     """The runs in columns: all of them in files and pipes, as many as there is room for on a terminal."""
-    rows, room = [TITLES, *(_row(one) for one in found if not one.problem)], screen_width()
-    made = _fitting(rows, room) or _below_names(rows, room or 0)
+    rows, room = [TITLES, *(_row(run) for run in summaries if not run.problem)], screen_width()
+    lines_made = _fitting(rows, room) or _below_names(rows, room or 0)
     if len(rows) > 1:
-        click.echo(made[0])
-    lines = iter(made[1:])
-    for one in found:
-        told = f"{printable(one.name)}  {one.state}: {printable(one.problem)}" if one.problem else next(lines)
-        click.echo(folded(told, room, 4) if one.problem else told)
+        click.echo(lines_made[0])
+    lines = iter(lines_made[1:])
+    for run in summaries:
+        text = f"{printable(run.name)}  {run.state}: {printable(run.problem)}" if run.problem else next(lines)
+        click.echo(folded(text, room, 4) if run.problem else text)
 
 
 def _fitting(rows: list[tuple[str, ...]], room: int | None, without: str = "") -> list[str]:
     """A line for each row, with all columns that there is room for; none where a line is too wide with the fewest."""
     shown = list(rows[0])
-    for title in (without, *LEFT_OUT):
+    for title in (without, *LEFT_OUT_FIRST):
         shown = [name for name in shown if name != title]
         places = [rows[0].index(name) for name in shown]
         left = [place for place, name in enumerate(shown) if name in TEXTS]
-        made = columns([[row[place] for place in places] for row in rows], left=left)
-        if room is None or max(map(width, made)) <= room:
-            return made
+        lines = columns([[row[place] for place in places] for row in rows], left=left)
+        if room is None or max(map(width, lines)) <= room:
+            return lines
     return []
 
 
 def _below_names(rows: list[tuple[str, ...]], room: int) -> list[str]:
-    """The same where names are long: each on a line of its own, with the columns in the next."""
+    """The lines of rows with long names: each name on a line of its own, with the columns in the next."""
     indent = " " * INDENT
     rest = _fitting(rows, room - INDENT, TITLES[0])
     if not rest:  # narrower than any terminal that is used: at the words
@@ -84,15 +84,15 @@ def _below_names(rows: list[tuple[str, ...]], room: int) -> list[str]:
     return [f"{printable(row[0])}\n{indent}{line}" for row, line in zip(rows, rest, strict=True)]
 
 
-def _state(one: Summary) -> str:
-    """The state, and of a failed run its cause."""
-    return f"{one.state}: {printable(str(one.cause))}" if one.cause else one.state
+def _state(run: Summary) -> str:
+    """The state, and the cause of a failed run."""
+    return f"{run.state}: {printable(str(run.cause))}" if run.cause else run.state
 
 
-def _row(one: Summary) -> tuple[str, ...]:
-    total = "?" if one.total_steps is None else str(one.total_steps)
-    steps = "-" if one.steps is None else f"{one.steps}/{total}"
+def _row(run: Summary) -> tuple[str, ...]:
+    total = "?" if run.total_steps is None else str(run.total_steps)
+    steps = "-" if run.steps is None else f"{run.steps}/{total}"
     return (
-        one.name, one.model or "", one.preset or "-", str(one.ranks), _state(one), steps,
-        loss_text(one.loss), loss_text(one.eval_loss), time_text(one.started), span_text(one.seconds),
+        run.name, run.model or "", run.preset or "-", str(run.ranks), _state(run), steps,
+        loss_text(run.loss), loss_text(run.eval_loss), time_text(run.started), span_text(run.seconds),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.results import file_of, write_out
 
 
 @click.command("schema")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import echo_folded
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import echo_folded
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
 from dsrun.host.hiding import shown_arguments
 from dsrun.models.adapters import ALL
 from dsrun.words import gib_text, printable, span_text, time_text
@@ -16,7 +16,7 @@ from dsrun.words import gib_text, printable, span_text, time_text
 if TYPE_CHECKING:
     from dsrun.job.job import ScriptJob
     from dsrun.jobs.runs.past_runs import Run
-    from dsrun.options.groups import PeftOptions
+    from dsrun.options.table import PeftOptions
 
 MEMORY = {
     "gpu_allocated_bytes": "in use on the fullest GPU",
@@ -37,14 +37,14 @@ def command(run: str, as_json: bool) -> None:
     """
     from dsrun.jobs.runs import past_runs
 
-    found = past_runs.read(past_runs.named(run))
+    run_read = past_runs.read(past_runs.named(run))
     if as_json:
         from dsrun.jobs.runs.run_details import value
 
-        form = "show-script" if found.script else "show"
-        print_json(form, value(found))
+        form = "show-script" if run_read.script else "show"
+        print_json(form, value(run_read))
     else:
-        _show(found)
+        _show(run_read)
 
 
 def _show(run: Run) -> None:
@@ -95,11 +95,11 @@ def _state(run: Run) -> str:
 def _method(peft: PeftOptions) -> str:
 
     layers = "all linear layers" if peft.lora_target == ALL else peft.lora_target
-    what = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
+    parts = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
     if peft.method == "ptuning":
-        what = f"{peft.pre_seq_len} positions"
+        parts = f"{peft.pre_seq_len} positions"
     start = f"; from {printable(peft.adapter)}" if peft.adapter else ""
-    return f"{peft.method}: {what}{start}"
+    return f"{peft.method}: {parts}{start}"
 
 
 def _show_script(run: Run, job: ScriptJob) -> None:
@@ -129,7 +129,7 @@ def _show_script(run: Run, job: ScriptJob) -> None:
 
 
 def _end(run: Run) -> None:
-    """Where things are, and what to do next."""
+    """Print the places of checkpoints, models and logs, and the next commands."""
     from dsrun.jobs.runs.run_details import next_commands, places
 
     if not run.script:
@@ -142,13 +142,13 @@ def _end(run: Run) -> None:
 
 
 def _checkpoints(run: Run) -> None:
-    """Each with how it stands, by its mark and the sizes of its files: digests are looked at before a resume."""
+    """Print each checkpoint's state, by its mark and the sizes of its files: digests are compared before a resume."""
     from dsrun.job.checkpoints import states
 
-    there = states(run.path)
-    if there:
-        names = [f"    {one.folder.name}: {printable(one.state)}" for one in there]
-        head = f"{there[0].folder.parent} (sizes of files were compared, not their digests)"
+    checkpoints = states(run.path)
+    if checkpoints:
+        names = [f"    {checkpoint.folder.name}: {printable(checkpoint.state)}" for checkpoint in checkpoints]
+        head = f"{checkpoints[0].folder.parent} (sizes of files were compared, not their digests)"
         _line("checkpoints", "\n".join([printable(head), *names]))
 
 
@@ -159,10 +159,10 @@ def _results(run: Run) -> None:
     if ends:
         _line("loss", f"{ends['first']:.4f} -> {ends['last']:.4f}")
     if run.eval_losses:
-        told = [f"step {step}: {loss:.4f}" for step, loss in run.eval_losses.items()]
-        if len(told) > EVALS:
-            told = [*told[: EVALS // 2], "...", *told[-EVALS // 2 :]]
-        _line("evaluation", ", ".join(told))
+        texts = [f"step {step}: {loss:.4f}" for step, loss in run.eval_losses.items()]
+        if len(texts) > EVALS:
+            texts = [*texts[: EVALS // 2], "...", *texts[-EVALS // 2 :]]
+        _line("evaluation", ", ".join(texts))
     for when, scores in run.scores.items():
         _line(when, "  ".join(f"{name.upper()} {score:.2f}" for name, score in scores.items()))
     if run.tokens_per_second:
@@ -174,20 +174,20 @@ def _memory(run: Run) -> None:
     """Measured beside predicted, where either is known."""
     from dsrun.jobs.runs.metrics_file import number
 
-    took, said = run.peaks, run.job.prediction or {}
-    if took is None:
+    peaks, prediction = run.peaks, run.job.prediction or {}
+    if peaks is None:
         latest = run.metrics_end.get("memory_bytes")
         if number(latest):
             _line("memory", f"{gib_text(latest)} at most so far on rank 0")
-    for name, what in MEMORY.items():
+    for name, place in MEMORY.items():
         if run.job.accelerator == "cpu" and name != "host_bytes":
             continue
-        measured, predicted = (took or {}).get(name), said.get(name)
+        measured, predicted = (peaks or {}).get(name), prediction.get(name)
         expected = f"predicted {gib_text(predicted)}" if number(predicted) else ""
         if measured is not None:
-            _line("memory", f"{gib_text(measured)} {what}" + (f" ({expected})" if expected else ""))
+            _line("memory", f"{gib_text(measured)} {place}" + (f" ({expected})" if expected else ""))
         elif expected:
-            _line("memory", f"{expected} {what}")
+            _line("memory", f"{expected} {place}")
 
 
 def _line(name: str, text: str) -> None:

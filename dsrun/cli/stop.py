@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.common.completion import runs
+from dsrun.cli.parsing.completion import runs
 from dsrun.errors import DsrunError
 
 TIMEOUT_S, SAVE_S = 60.0, 1800.0
@@ -31,19 +31,23 @@ def command(run: str, *, timeout_s: float | None, save: bool) -> None:
 
     from dsrun.jobs.runs import past_runs, stopping
 
-    found = past_runs.read(past_runs.named(run))
-    if save and found.script:
+    past = past_runs.read(past_runs.named(run))
+    if save and past.script:
         raise DsrunError(
-            "is the run of a script, which dsrun can't ask for a checkpoint", where=str(found.path)
+            "is the run of a script, which dsrun can't ask for a checkpoint", where=str(past.path)
         )
     if timeout_s is None:
         timeout_s = SAVE_S if save else TIMEOUT_S
-    ended = stopping.stop(found, timeout_s, save=save)
+    ended = stopping.stop(past, timeout_s, save=save)
     many = f"{ended.processes} process{'es' if ended.processes != 1 else ''}"
-    click.echo(f"{found.path}: {ended.state}; {many} ended within {ended.seconds:.1f} s")
-    if ended.state != "finished" and found.script:
-        click.echo(f"  Start it again: {join(['dsrun', 'rerun', str(found.path)])}", err=True)
+    click.echo(f"{past.path}: {ended.state}; {many} ended within {ended.seconds:.1f} s")
+    if ended.state != "finished" and past.script:
+        click.echo(f"  Start it again: {join(['dsrun', 'rerun', str(past.path)])}", err=True)
     elif ended.state != "finished":
-        kept = found.checkpoints
-        what = f"Continue it from {kept[-1].name}" if kept else "There is no checkpoint; start it again"
-        click.echo(f"  {what}: {join(['dsrun', 'resume', str(found.path)])}", err=True)
+        checkpoints = past.checkpoints
+        advice = (
+            f"Continue it from {checkpoints[-1].name}"
+            if checkpoints
+            else "There is no checkpoint; start it again"
+        )
+        click.echo(f"  {advice}: {join(['dsrun', 'resume', str(past.path)])}", err=True)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import suggestion
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
 from dsrun.host.hiding import secret_arguments, secrets
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
-from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved
 
 if TYPE_CHECKING:
     from dsrun.errors import Problem
@@ -48,24 +49,24 @@ class Inner:
     """The command that is sent."""
 
     context: click.Context
-    """Its own, for messages."""
+    """The command's own context, for messages."""
     words: tuple[str, ...]
-    """As they are typed on the node."""
+    """Its words as they are typed on the node."""
     target: str
     """MODEL or SCRIPT."""
-    asked: Resolved[Any]
-    """Its options: FinetuneOptions or LaunchOptions."""
+    requested: Resolved[Any]
+    """Its options, FinetuneOptions or LaunchOptions."""
     run_file: Path | None = None
     """The run file among its words."""
 
     @property
     def options(self) -> FinetuneOptions | LaunchOptions:
-        options: FinetuneOptions | LaunchOptions = self.asked.options
+        options: FinetuneOptions | LaunchOptions = self.requested.options
         return options
 
     @property
     def resumes(self) -> bool:
-        """Whether it continues a run, whatever there is."""
+        """Whether it continues a run, and would not start one."""
         return isinstance(self.options, FinetuneOptions) and self.options.resume
 
 
@@ -123,43 +124,43 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
 
 
 def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
-    """The command as a value: what is wrong with its words is said now, not by a job hours later."""
+    """The command as a value: faults in its words are reported now, not by a job hours later."""
     from dsrun.cli import cli
-    from dsrun.cli.common.run_file import is_run_file, with_run_file
+    from dsrun.cli.parsing.run_file import is_run_file, with_run_file
 
     name = words[0]
-    found = cli.get_command(ctx, name) if name in COMMANDS else None
-    if found is None:
+    command = cli.get_command(ctx, name) if name in COMMANDS else None
+    if command is None:
         near = () if name in cli.list_commands(ctx) else COMMANDS
         hint = suggestion(name, near, f"It sends {' and '.join(COMMANDS)}.")
         raise click.UsageError(f"{name!r} can't be sent. {hint}", ctx)
     # As if it were typed by itself: its own --help is what a slip leads to.
-    context = found.make_context(name, list(words[1:]), parent=ctx.find_root())
-    asked: Resolved[Any] = given(COMMANDS[name], context.params)
+    context = command.make_context(name, list(words[1:]), parent=ctx.find_root())
+    requested: Resolved[Any] = given(COMMANDS[name], context.params)
     target, run_file = context.params.get("script"), None
     if name == "finetune":
         typed = context.params["words"]
-        target, asked = with_run_file(typed, asked)
+        target, requested = with_run_file(typed, requested)
         run_file = next((Path(word) for word in typed if is_run_file(word)), None)
     for option, hint in ELSEWHERE.items():
-        if asked.said(option):
+        if requested.said(option):
             flag = flag_of(COMMANDS[name], option)
             raise click.UsageError(f"{flag} can't be sent along. {hint}", context)
     if not target:
         raise click.UsageError("Missing argument 'MODEL'.", context)
-    return Inner(context, words, str(target), asked, run_file)
+    return Inner(context, words, str(target), requested, run_file)
 
 
 def _finetune_problems(inner: Inner, *, gpus: int | None, nodes: int, files: bool = True) -> list[Problem]:
-    """What is wrong with a fine-tune as far as this machine can tell; of a script nothing is known."""
+    """The problems of a fine-tune as far as this machine can tell; of a script nothing is known."""
     from dsrun.cluster.devices import detect
     from dsrun.jobs.assembly import submit
     from dsrun.jobs.assembly.finetune import FinetuneRequest
 
-    asked = inner.asked
-    if not isinstance(asked.options, FinetuneOptions):
+    requested = inner.requested
+    if not isinstance(requested.options, FinetuneOptions):
         return []
-    request = FinetuneRequest(inner.target, asked)
+    request = FinetuneRequest(inner.target, requested)
     return submit.finetune_problems(request, detect(os.environ), gpus=gpus, nodes=nodes, files=files)
 
 
@@ -175,18 +176,18 @@ def _cluster_file(options: SubmitOptions) -> ClusterFile:
             where=str(cluster.path),
             hint="Start it from here: dsrun finetune --hostfile ..., or name another --cluster.",
         )
-    asked: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "gpus_per_node": options.gpus_per_node, "partition": options.partition, "account": options.account,
         "qos": options.qos,
     }  # fmt: skip
     if options.time_limit is not None:
-        asked["time_limit_min"] = batch.time_limit_min(options.time_limit)
-    return cluster_files.changed(cluster, asked)
+        changes["time_limit_min"] = batch.time_limit_min(options.time_limit)
+    return cluster_files.changed(cluster, changes)
 
 
 def _goes_on(inner: Inner, run_dir: Path) -> bool:
     """Whether the command continues a run."""
-    from dsrun.cli.common.running import began
+    from dsrun.cli.jobs.running import began
 
     return inner.resumes or (inner.options.go_on and began(run_dir))
 
@@ -200,7 +201,7 @@ def _submission(
     words: tuple[str, ...],
     gpus: int,
 ) -> Submission:
-    """words: the command, as it is typed on the node; gpus: of each node."""
+    """The submission of a command. words: as they are typed on the node; gpus: of each node."""
     from dsrun.jobs.launchers.common.submission import Submission
 
     return Submission(
@@ -228,14 +229,14 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     if not problems:
         problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
     raise_all(problems)
-    made = manifest.manifest(_submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus))
-    text = manifest.render(made)
+    pods = manifest.manifest(_submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus))
+    text = manifest.render(pods)
     if output is not None:
         write_atomic(output, text, overwrite=False)
     if options.as_json:
         print_json(
             "submit-manifest",
-            {"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": made},
+            {"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": pods},
         )
     elif output is None:
         click.echo(text, nl=False)
@@ -247,7 +248,7 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
 def _seen_from_here(
     inner: Inner, run_dir: Path, cluster: ClusterFile, *, gpus: int | None, nodes: int
 ) -> list[Problem]:
-    """What is wrong with a job for pods as far as this machine sees: not much, where it has not got their volume."""
+    """The problems of a job for pods as far as this machine sees: few, where it lacks their volume."""
     from dsrun.jobs.assembly import submit
     from dsrun.jobs.launchers.kubernetes import preflight
 
@@ -302,17 +303,17 @@ def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[
 
     How many are used is None where the command names them one by one.
     """
-    wanted = inner.options.gpus
-    count = cluster.gpus_per_node or wanted
+    requested = inner.options.gpus
+    count = cluster.gpus_per_node or requested
     if count is None:
         raise click.UsageError(
             "How many GPUs of each node? --gpus-per-node N, or gpus_per_node in the cluster's file."
         )
-    if wanted is not None and wanted > count:
-        what = f"--gpus {wanted} is more than the {count} of a node that are asked for."
-        raise click.UsageError(what, inner.context)
-    if wanted is not None:
-        return count, wanted, []
+    if requested is not None and requested > count:
+        message = f"--gpus {requested} is more than the {count} of a node that are asked for."
+        raise click.UsageError(message, inner.context)
+    if requested is not None:
+        return count, requested, []
     if any(getattr(inner.options, name) is not None for name in NAMING):
         return count, None, []
     return count, count, ["--gpus", str(count)]
@@ -322,11 +323,11 @@ def _secrets(inner: Inner) -> list[Problem]:
     """Secrets among the words, which the script would hold."""
     names = [text.partition("=")[::2] for text in inner.options.env if "=" in text]
     hint = "Export it in this shell and leave the value out: sbatch takes the environment along."
-    found = [
+    problems = [
         Problem(f"the value of {name} would stand in the script", "--env", hint)
         for name in secrets(dict(names))
     ]
-    return found + _secret_words(
+    return problems + _secret_words(
         inner, "script", "Export it in this shell: sbatch takes the environment along"
     )
 
@@ -361,7 +362,7 @@ def _show(submission: Submission, text: str, as_json: bool) -> None:
 
 
 def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
-    """What was sent, and how to follow it."""
+    """Print the job that was sent, and the commands that follow it."""
     from shlex import quote
 
     from dsrun.job.run_folder import SUBMITTED

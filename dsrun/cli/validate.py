@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
-from dsrun.cli.common.completion import files, gpus, models, rules
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
+from dsrun.cli.parsing.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
@@ -27,7 +27,7 @@ SEVERITY = re.compile(rf"(\bDS\d{{3}}\s+)({'|'.join(COLOURS)})(?=:)")
 """A finding's rule, and its severity; a narrow terminal may have them on two lines."""
 EXCERPT = re.compile(r"  +\d* *\|")
 """A line of the config, or what is marked below it."""
-WITH = "--with"
+BESIDE_OPTION = "--with"
 
 
 @click.command("validate")
@@ -123,9 +123,9 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     if (given["args"] or given["trainer_args"]) and given["target"] not in (None, "hf"):
         raise click.UsageError("--arg and --trainer-args are for HF Trainer: use them with --for hf.")
     setting, selection = _setting(given), _selection(given)
-    found, problems = sources.gather(files)
+    texts, problems = sources.gather(files)
     results: list[ValidationResult] = []
-    for file in found:
+    for file in texts:
         judged = _judged(file, setting, selection, given["target"])
         if (given["fix"] or given["show"]) and not file.is_yaml:
             with collected(problems):
@@ -142,11 +142,11 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
     from dsrun.config.validation import report
 
     piped = given["fix"] and any(result.name == "<stdin>" for result in results)
-    text = given["form"] == "text"
-    taken = text if given["show"] else piped
-    said = report.FORMATS[given["form"]](results)
-    click.echo(_for_terminal(said) if text else said, nl=False, err=taken)
-    if text and results:
+    is_text = given["form"] == "text"
+    to_stderr = is_text if given["show"] else piped
+    text = report.FORMATS[given["form"]](results)
+    click.echo(_for_terminal(text) if is_text else text, nl=False, err=to_stderr)
+    if is_text and results:
         summary = _summary(results, selection, fixing=given["fix"] or given["show"])
         echo_folded(summary, 2, err=True)
 
@@ -183,16 +183,18 @@ def _setting(given: dict[str, Any]) -> Setting:
     from dsrun.config.schemas import schema
     from dsrun.planner import gpus
 
-    upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
-    beside = versions.given(given["beside"], WITH)
-    if (named := beside.get("deepspeed")) and asked and asked != named:
+    upgrade, requested = given["upgrade_to"], given["deepspeed_version"]
+    beside = versions.given(given["beside"], BESIDE_OPTION)
+    if (named := beside.get("deepspeed")) and requested and requested != named:
         hint = "Leave one of them out."
-        raise DsrunError(f"is {asked}, and {WITH} says {named}", where="--deepspeed-version", hint=hint)
-    asked = asked or named
-    release = upgrade or asked or _installed()
-    if upgrade and asked and schema.version_of(upgrade) < schema.version_of(asked):
         raise DsrunError(
-            f"{upgrade} is older than {asked}", where="--upgrade-to", hint="Name the newer one there."
+            f"is {requested}, and {BESIDE_OPTION} says {named}", where="--deepspeed-version", hint=hint
+        )
+    requested = requested or named
+    release = upgrade or requested or _installed()
+    if upgrade and requested and schema.version_of(upgrade) < schema.version_of(requested):
+        raise DsrunError(
+            f"{upgrade} is older than {requested}", where="--upgrade-to", hint="Name the newer one there."
         )
     version = schema.version_of(release) if release else None
     if release and version and version < schema.minor_of(release.strip().removeprefix("v")):
@@ -206,7 +208,7 @@ def _setting(given: dict[str, Any]) -> Setting:
         version=version,
         release=schema.release_of(release) if release else None,
         versions={**beside, "deepspeed": release} if beside and release else None,
-        upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,
+        upgrade_from=(schema.version_of(requested) if requested else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
         fp16=gpu.takes_fp16(os.environ) if gpu else None,
@@ -221,15 +223,15 @@ def _installed() -> str | None:
     from dsrun import versions
     from dsrun.config.schemas import schema
 
-    found = versions.installed().get("deepspeed")
+    version = versions.installed().get("deepspeed")
     with suppress(DsrunError):
-        if found and schema.version_of(found):
-            return found
+        if version and schema.version_of(version):
+            return version
     return None
 
 
 def _model(name: str) -> ModelInfo:
-    """What a model file, or a checkpoint's config.json, says of sizes."""
+    """The sizes in a model file, or in a checkpoint's config.json."""
     from dsrun.config.rules.frame import ModelInfo
     from dsrun.models import resolve
     from dsrun.planner.model_config import ModelConfig, UnknownShapeError
@@ -295,11 +297,11 @@ def _fixed(
         write_atomic(file.path, new.text)
     else:
         how = "patch -p1 -d /" if name.startswith("/") else "patch -p1"
-        told = (
+        note = (
             f"dsrun: {file.name} was not changed, as it isn't plain JSON, or would lose its comments. To apply the "
             f"patch above, run the same command with --diff in place of --fix, and `| {how}` after it."
         )
-        echo_folded(told, 2, err=True)
+        echo_folded(note, 2, err=True)
         return result
     return after
 
@@ -308,14 +310,14 @@ def _summary(results: Sequence[ValidationResult], selection: RuleSelection, *, f
     from dsrun.config.validation import report
     from dsrun.config.validation.validate import count_fixes
 
-    said = f"dsrun: {report.summary(results)}"
+    parts = f"dsrun: {report.summary(results)}"
     if len(results) == 1:
-        said += f"; checked for {results[0].target}"
+        parts += f"; checked for {results[0].target}"
     safe, unsafe = (0, 0) if fixing else count_fixes(results, selection)
     if safe:
-        said += f"; {safe} fixable with --fix"
+        parts += f"; {safe} fixable with --fix"
     if unsafe:
-        said += f"; {unsafe}{' more' if safe else ''} fixable with --fix --unsafe-fixes"
+        parts += f"; {unsafe}{' more' if safe else ''} fixable with --fix --unsafe-fixes"
     if hidden := sum(result.hidden for result in results):
-        said += f"; {hidden} less severe with --level note"
-    return said
+        parts += f"; {hidden} less severe with --level note"
+    return parts

@@ -1,4 +1,4 @@
-"""Which precisions this machine's CPU trains in. torch knows, and is asked in a process of its own."""
+"""The precisions that this machine's CPU trains in. torch knows them, in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 SECONDS = 120
-"""For an import of torch on a machine that is busy."""
+"""Time for an import of torch on a busy machine."""
 
 
 @functools.cache
 def has_fp16() -> bool:
-    """Whether a CPU rank can train in fp16; True where torch can't be asked: the ranks say it then."""
+    """Whether a CPU rank can train in fp16; True where torch doesn't answer: the ranks then report it themselves."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "dsrun.training.engines.cpu_types"],

@@ -1,9 +1,10 @@
-"""Which devices this machine has, and which of them a job gets. Asks NVML and the environment, never torch."""
+"""The devices of this machine, and those of them that a job gets: by NVML and the environment, never by torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,20 +28,20 @@ class Gpu:
     """A GPU, or a slice of one (MIG), as NVML shows it."""
 
     index: int
-    """In PCI order; slices are numbered behind the GPUs."""
+    """Its number in PCI order; slices are numbered behind the GPUs."""
     name: str
     uuid: str
     memory_bytes: int
     compute_capability: tuple[int, int]
     """(major, minor)"""
     memory_free_bytes: int | None = None
-    """At this moment, None where it was not asked for."""
+    """Free memory at this moment; None where nobody looked."""
     use: GpuUse | None = None
-    """At this moment, None where it was not asked for."""
+    """Its use at this moment; None where nobody looked."""
     parent: int | None = None
     """The GPU that a slice is one of."""
     divided: bool = False
-    """It is in MIG mode, so that only its slices can be trained on."""
+    """Whether it is in MIG mode, so that only its slices can be trained on."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,25 @@ class Machine:
     accelerator: str
     """"cuda" or "cpu": what DeepSpeed will train on."""
     gpus: tuple[Gpu, ...]
-    """All of them, also where it trains on CPUs."""
+    """All its GPUs, also where it trains on CPUs."""
     cpu_cores: int
-    """Those that this process may use."""
+    """The cores that this process may use."""
     reason: str
-    """Why it is this accelerator, in words."""
+    """The reason for this accelerator, in words."""
     host_memory_bytes: int | None = None
-    """What a new job can have of the host's memory now, None where it was not asked for."""
+    """Host memory that a new job can have now; None where nobody looked."""
     cpu_slots: int | None = None
     """CPU ranks that it may have, where somebody forces more than there are cores."""
 
     @property
     def indices(self) -> tuple[int, ...]:
         """Every device index: GPUs and slices, or as many CPU slots as there are cores."""
-        return (
-            tuple(gpu.index for gpu in self.gpus if not gpu.divided)
-            if self.accelerator == "cuda"
-            else tuple(range(self.cpu_slots or self.cpu_cores))
-        )
+        if self.accelerator == "cuda":
+            return tuple(gpu.index for gpu in self.gpus if not gpu.divided)
+        return tuple(range(self.cpu_slots or self.cpu_cores))
 
     def with_cpu_slots(self, slots: int | None) -> Machine:
-        """The same for a job that is forced to have that many CPU ranks, where these are more than its cores."""
+        """The same machine for a job that is forced to have more CPU ranks than it has cores."""
         more = self.accelerator == "cpu" and slots is not None and slots > self.cpu_cores
         return replace(self, cpu_slots=slots) if more else self
 
@@ -89,7 +88,7 @@ class Machine:
 
     @property
     def default_precision(self) -> str:
-        """Of training: in 16 bits, or fp32 on a CPU and where DeepSpeed refuses fp16."""
+        """The precision of training: 16 bits, or fp32 on a CPU and where DeepSpeed refuses fp16."""
         half = self.half_precision
         return "fp32" if self.accelerator == "cpu" or (half == "fp16" and not self.takes_fp16) else half
 
@@ -98,9 +97,9 @@ class VisibleDevices(NamedTuple):
     """The devices that can be chosen from."""
 
     indices: tuple[int, ...]
-    """In the order in which they are taken."""
+    """Their indices, in the order in which they are taken."""
     limit: str = ""
-    """What hides others, in words; empty where nothing does."""
+    """The setting that hides others, in words; empty where none does."""
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -121,7 +120,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
 
 
 def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
-    """Why jobs that are started here train on CPUs, on whatever machine; empty where they need not. machine: this."""
+    """The reason why jobs started on this machine train on CPUs on every host; empty where they need not."""
     if machine.accelerator == "cuda":
         return ""
     wanted = environ.get("DS_ACCELERATOR")
@@ -134,21 +133,23 @@ def _torch_is_for_cpus() -> str:
 
 
 def from_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
-    """Another machine, from its probe's facts. cpu: why it trains on its CPUs, whatever GPUs it has.
+    """Another machine, from its probe's facts. cpu: the reason why it trains on CPUs whatever GPUs it has, if it does.
 
     Raises KeyError, TypeError or ValueError where the facts are not as probe.py makes them.
     """
-    found, ram, torch = facts["gpus"], facts["ram"], facts.get("torch") or {}
+    devices, ram, torch = facts["gpus"], facts["ram"], facts.get("torch") or {}
     uses: dict[str, list[GpuProcess]] = {}
-    for process in found["processes"]:
+    for process in devices["processes"]:
         size = None if process["used_mib"] is None else int(process["used_mib"] * 2**20)
         names = (
-            None if process[key] is None else printable(str(process[key]), gpu_use.MOST)
+            None if process[key] is None else printable(str(process[key]), gpu_use.LONGEST_NAME)
             for key in ("user", "name")
         )
         uses.setdefault(process["uuid"], []).append(GpuProcess(int(process["pid"] or 0), size, *names))
     gpus = tuple(
-        _gpu_of_facts(fact, tuple(uses.get(fact["uuid"], ()))) for fact in found["gpus"] if fact["total_mib"]
+        _gpu_of_facts(fact, tuple(uses.get(fact["uuid"], ())))
+        for fact in devices["gpus"]
+        if fact["total_mib"]
     )
     cores, free = int(ram["cpus"]), int(ram["available"])
     if not cpu and torch.get("cpu_build"):
@@ -161,7 +162,7 @@ def from_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
 def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[GpuProcess, ...]) -> Gpu:
     total, used = int(fact["total_mib"] * 2**20), int((fact["used_mib"] or 0) * 2**20)
     major, _, minor = str(fact["compute_capability"] or "0.0").partition(".")
-    name = printable(str(fact["name"]), gpu_use.MOST)
+    name = printable(str(fact["name"]), gpu_use.LONGEST_NAME)
     use = GpuUse(processes, used)
     return Gpu(
         int(fact["index"]), name, str(fact["uuid"]), total, (int(major), int(minor)), total - used, use
@@ -181,14 +182,15 @@ def _gpus() -> tuple[Gpu, ...]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         slices = {index: _slices(handle) for index, handle in enumerate(handles)}
-        found = []
+        gpus = []
         for index, handle in enumerate(handles):
             capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            found.append(_gpu(index, handle, capability, divided=slices[index] is not None))
+            gpus.append(_gpu(index, handle, capability, divided=slices[index] is not None))
         for parent, inside in slices.items():
-            capability = found[parent].compute_capability
-            found += [_gpu(len(found) + i, one, capability, parent) for i, one in enumerate(inside or ())]
-        return tuple(found)
+            capability = gpus[parent].compute_capability
+            for handle in inside or ():
+                gpus.append(_gpu(len(gpus), handle, capability, parent))
+        return tuple(gpus)
     finally:
         pynvml.nvmlShutdown()
 
@@ -215,13 +217,11 @@ def _slices(handle: Any) -> list[Any] | None:
         return None
     if mode != MIG_ENABLED:
         return None
-    found = []
+    handles = []
     for place in range(count):
-        try:
-            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
-        except pynvml.NVMLError:  # this place is empty
-            continue
-    return found
+        with suppress(pynvml.NVMLError):  # this place is empty
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+    return handles
 
 
 def _text(answer: str | bytes) -> str:
@@ -257,8 +257,8 @@ def named(machine: Machine, wanted: tuple[int, ...], option: str, there: Visible
     in_use = gpu_use.in_use(machine)
     if held := [index for index in wanted if index in in_use and in_use[index].holder]:
         lines = [gpu_use.in_words(index, in_use[index]) for index in held]
-        what = f"{option}: held by another dsrun: {', '.join(map(str, held))}"
-        raise BusyError(what, lines, hint="Wait for it with --wait, or choose others.")
+        message = f"{option}: held by another dsrun: {', '.join(map(str, held))}"
+        raise BusyError(message, lines, hint="Wait for it with --wait, or choose others.")
     _check_slices(wanted, machine)
     return wanted
 
@@ -278,29 +278,30 @@ def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int
 
 
 def _fewer(machine: Machine, count: int) -> str:
-    """What to do where there are no more devices than that."""
+    """The hint where a machine has only that many devices."""
     if machine.accelerator == "cpu":
         return f"Use --gpus {count}, or for a trial --force: ranks then share cores."
     return f"Use --gpus {count}" if count else f"Change {VISIBLE}."
 
 
 def free_first(machine: Machine, gpus: int | None, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """This many devices (None: all that are free), those that nobody uses first.
+    """The devices that a job would get if it waited for nobody, the free ones first: what a plan is made for.
 
-    This is what a job would get if it waited for no one: what to plan for.
+    gpus: how many; None: all that are free.
     """
     return _first(machine, gpus, _not_empty(machine, visible_devices(machine, environ)), free=False)
 
 
 def _first(machine: Machine, gpus: int | None, there: VisibleDevices, *, free: bool) -> tuple[int, ...]:
-    """free: raise BusyError rather than give one that is in use."""
+    """The first of these devices, those that nobody uses first. free: raise BusyError rather than give one in use."""
     if machine.accelerator == "cpu":
         return there.indices[: min(CPU_RANKS, len(there.indices)) if gpus is None else gpus]
     busy = gpu_use.in_use(machine)
     unused = tuple(index for index in there.indices if index not in busy)
     count = (len(unused) or len(there.indices)) if gpus is None else gpus
     if gpus is None and not there.limit and any(gpu.parent is not None for gpu in machine.gpus):
-        # Whole GPUs, or one slice: a job can't have several (_check_slices).
+        # "All free ones" means whole GPUs, or one slice where there are only slices: a job can't have several of them
+        # (_check_slices), and would be refused for what nobody asked.
         whole = sum(gpu.index in there.indices and gpu.parent is None for gpu in machine.gpus)
         count = min(count, max(1, whole))
     if free and count > len(unused):
@@ -311,15 +312,15 @@ def _first(machine: Machine, gpus: int | None, there: VisibleDevices, *, free: b
 def notes(
     machine: Machine, chosen: tuple[int, ...], there: VisibleDevices, *, by_name: bool = False
 ) -> tuple[str, ...]:
-    """What is worth saying about a choice: GPUs that were left to others, those that others use as well, and CPU ranks
-    that share cores."""
-    found = gpu_use.in_use(machine)
+    """Remarks on a choice: GPUs that were left to others, those that others use as well, and CPU ranks that share
+    cores."""
+    uses = gpu_use.in_use(machine)
     lines = []
     for index in dict.fromkeys((*there.indices, *chosen)):
-        if index in found and index in chosen:
-            lines.append(f"{gpu_use.in_words(index, found[index])}; it is used anyway")
-        elif index in found and not by_name:
-            lines.append(f"{gpu_use.in_words(index, found[index])}; it is left out")
+        if index in uses and index in chosen:
+            lines.append(f"{gpu_use.in_words(index, uses[index])}; it is used anyway")
+        elif index in uses and not by_name:
+            lines.append(f"{gpu_use.in_words(index, uses[index])}; it is left out")
     if machine.accelerator == "cuda":
         dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
         lines += [f"whether GPU {index} is in use is unknown: NVML doesn't say" for index in dark]
@@ -335,7 +336,7 @@ def visible_indices(machine: Machine, environ: Mapping[str, str]) -> tuple[int, 
 
 
 def cuda_uuids(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES has to say for these devices; empty where their indices do."""
+    """The names by which CUDA_VISIBLE_DEVICES has to show slices; empty for devices whose indices do."""
     by_index = {gpu.index: gpu for gpu in machine.gpus}
     if machine.accelerator == "cpu" or all(by_index[index].parent is None for index in chosen):
         return ()
@@ -359,14 +360,15 @@ def _too_few(gpus: int | None, there: VisibleDevices, busy: Mapping[int, GpuUse]
     taken = [index for index in there.indices if index in busy]
     total = len(there.indices)
     left = total - len(taken)
-    asked = "" if gpus is None else f"--gpus {gpus}: "
+    request = "" if gpus is None else f"--gpus {gpus}: "
     how_many = f"only {left} of {total} GPUs {'is' if left == 1 else 'are'}" if left else "no GPU is"
     hint = f"Use --gpus {left}, or wait for more: --wait" if left else "Wait for them: --wait"
+    # One that another dsrun holds is never shared: each counts on the memory that it saw free.
     shared = next((index for index in taken if not busy[index].holder), None)
-    if shared is not None:  # what another dsrun holds is never shared
+    if shared is not None:
         hint += f". Or take what others use as well, by name: --devices {shared}"
     lines = [gpu_use.in_words(index, busy[index]) for index in taken]
-    return BusyError(f"{asked}{how_many} free{_because(there)}", lines, hint=hint)
+    return BusyError(f"{request}{how_many} free{_because(there)}", lines, hint=hint)
 
 
 def _count_text(machine: Machine, count: int) -> str:
@@ -382,8 +384,8 @@ def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there:
             _check_whole(index, option, machine)
     count = len(machine.indices)
     if absent := [index for index in wanted if index not in machine.indices]:
-        what = f"{option}: no device {', '.join(map(str, absent))}; this machine has {_count_text(machine, count)}"
-        raise DsrunError(what, hint=f"Choose from {f'0-{count - 1}' if count > 1 else '0'}.")
+        message = f"{option}: no device {', '.join(map(str, absent))}; this machine has {_count_text(machine, count)}"
+        raise DsrunError(message, hint=f"Choose from {f'0-{count - 1}' if count > 1 else '0'}.")
     hidden = [index for index in wanted if index not in there.indices] if there.limit else []
     if hidden:
         raise DsrunError(
@@ -396,7 +398,7 @@ def _check_whole(index: int, option: str, machine: Machine) -> None:
     """Raises DsrunError for a GPU that is divided."""
     if not any(gpu.index == index and gpu.divided for gpu in machine.gpus):
         return
-    slices = [f"{one.index} ({one.uuid}, {one.name})" for one in machine.gpus if one.parent == index]
+    slices = [f"{part.index} ({part.uuid}, {part.name})" for part in machine.gpus if part.parent == index]
     none = "It has none: nvidia-smi mig -cgi makes them."
     raise DsrunError(
         f"{option}: GPU {index} is divided (MIG mode): only its slices can be trained on",
@@ -411,15 +413,15 @@ def _check_slices(chosen: tuple[int, ...], machine: Machine) -> None:
         return
     first = slices[0]
     twins = [gpu for gpu in slices if gpu.parent == first.parent]
-    named = " and ".join(str(gpu.index) for gpu in (twins if len(twins) > 1 else slices))
+    numbers = " and ".join(str(gpu.index) for gpu in (twins if len(twins) > 1 else slices))
     if len(twins) > 1:
-        why = f"{named} are slices of GPU {first.parent} (MIG), and NCCL refuses two ranks on one GPU"
+        why = f"{numbers} are slices of GPU {first.parent} (MIG), and NCCL refuses two ranks on one GPU"
         why += ' ("Duplicate GPU detected")'
     else:
         are = "is a slice (MIG)" if len(slices) == 1 else "are slices (MIG)"
-        why = f"{named} {are}, and beside one CUDA shows a process no other GPU"
-    what = f"devices {', '.join(map(str, chosen))}: {why}"
-    raise DsrunError(what, hint=f"Give one slice: --devices {first.index}; or whole GPUs.")
+        why = f"{numbers} {are}, and beside one CUDA shows a process no other GPU"
+    message = f"devices {', '.join(map(str, chosen))}: {why}"
+    raise DsrunError(message, hint=f"Give one slice: --devices {first.index}; or whole GPUs.")
 
 
 def visible_devices(machine: Machine, environ: Mapping[str, str]) -> VisibleDevices:
@@ -433,26 +435,26 @@ def visible_devices(machine: Machine, environ: Mapping[str, str]) -> VisibleDevi
     if text is None:
         whole = tuple(gpu.index for gpu in machine.gpus if gpu.parent is None and not gpu.divided)
         return VisibleDevices(whole or machine.indices)
-    found: list[int] = []
+    indices: list[int] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         if entry == "-1":
             break  # CUDA's own rule: it hides itself and all that follow
         matches = [gpu.index for gpu in machine.gpus if _is_meant(gpu, entry)]
         if len(matches) != 1:
-            what = "slice" if entry.startswith("MIG-") else "GPU"
-            why = f"{entry} is the beginning of several names" if matches else f"there is no {what} {entry}"
+            kind = "slice" if entry.startswith("MIG-") else "GPU"
+            why = f"{entry} is the beginning of several names" if matches else f"there is no {kind} {entry}"
             hint = f"This machine has {', '.join(_names(machine))}."
             raise DsrunError(f"{VISIBLE}={text}: {why}", hint=hint)
         _check_whole(matches[0], f"{VISIBLE}={text}", machine)
-        found += matches
-    if len(set(found)) != len(found):
-        once = ",".join(map(str, dict.fromkeys(found)))
+        indices += matches
+    if len(set(indices)) != len(indices):
+        once = ",".join(map(str, dict.fromkeys(indices)))
         raise DsrunError(f"{VISIBLE}={text} names a GPU twice", hint=f"Name each once: {VISIBLE}={once}")
-    return VisibleDevices(tuple(found), f"{VISIBLE}={text}" if tuple(found) != machine.indices else "")
+    return VisibleDevices(tuple(indices), f"{VISIBLE}={text}" if tuple(indices) != machine.indices else "")
 
 
 def _is_meant(gpu: Gpu, entry: str) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES names it: its index, or its UUID or the beginning of that."""
+    """Whether an entry of CUDA_VISIBLE_DEVICES names a GPU: by index, by UUID, or by the beginning of its UUID."""
     if entry.isdecimal():
         return gpu.parent is None and gpu.index == int(entry)
     return entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)
@@ -466,7 +468,7 @@ def _names(machine: Machine) -> Iterator[str]:
 
 def parse_devices(text: str) -> tuple[int, ...]:
     """ "2,3" or "0-3,6" as indices, in the order given. Raises DsrunError for anything else."""
-    found: list[int] = []
+    indices: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
@@ -474,7 +476,7 @@ def parse_devices(text: str) -> tuple[int, ...]:
             raise DsrunError(f"--devices {text}: {part!r} is not a device", hint="Examples: 2,3 or 0-3")
         if int(last) >= MOST_DEVICES:
             raise DsrunError(f"--devices {text}: there is no device {last}", hint="Examples: 2,3 or 0-3")
-        found += range(int(first), int(last) + 1)
-    if len(set(found)) != len(found):
+        indices += range(int(first), int(last) + 1)
+    if len(set(indices)) != len(indices):
         raise DsrunError(f"--devices {text} names a device twice")
-    return tuple(found)
+    return tuple(indices)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import packages
-from dsrun.cluster import probe
 from dsrun.cluster.doctor.build import goes_with
 from dsrun.ds_config import offload_sections, uses_nvme
 from dsrun.errors import DsrunError
+from dsrun.host.operators import operators_folder
+from dsrun.host.toolkit import compiler_of, cuda_toolkit, find_nvcc, libaio_header, nvcc_version, torch_build
 from dsrun.versions import version
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
@@ -27,18 +28,17 @@ BUILDERS = {
     "async_io": "AsyncIOBuilder",
 }
 """Folder name -> class name of DeepSpeed's builder."""
-INCLUDES = ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
 PLAIN_CPU_ADAM = (0, 19, 8)
-"""From this DeepSpeed on, CPU Adam is plain C++ beside a GPU, too (op_builder/cpu/cpu_adam.py); it was linked with
-CUDA's libraries before (TorchCPUOpBuilder)."""
+"""The first DeepSpeed whose CPU Adam is plain C++ beside a GPU, too (op_builder/cpu/cpu_adam.py). Before it, CPU Adam
+was linked with CUDA's libraries (TorchCPUOpBuilder)."""
 
 
 def folder(environ: Mapping[str, str], cache: Path) -> Path:
-    """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment."""
+    """The folder of the operators: the user's own TORCH_EXTENSIONS_DIR, else one for just this environment."""
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE]).expanduser().absolute()
     versions = [packages.installed_version(name) or "none" for name in ("torch", "deepspeed")]
-    return probe.operators_folder(cache, sys.prefix, sys.version, *versions)
+    return operators_folder(cache, sys.prefix, sys.version, *versions)
 
 
 def needed(ds_config: Mapping[str, Any]) -> list[str]:
@@ -56,18 +56,18 @@ def needed(ds_config: Mapping[str, Any]) -> list[str]:
 
 
 def missing(names: list[str], directory: Path) -> list[str]:
-    """Those of the operators that are not built there yet."""
+    """The operators that are not built there yet."""
     return [name for name in names if not (directory / name / f"{name}.so").is_file()]
 
 
 def check_tools(names: list[str], accelerator: str) -> None:
     """Raise DsrunError if something that building these operators takes is not installed."""
-    if not shutil.which(os.environ.get("CXX", "c++")):
+    if not shutil.which(compiler_of(os.environ)):
         raise DsrunError(
             f"DeepSpeed has to compile {', '.join(names)}, and there is no C++ compiler",
             hint="Install one: apt-get install g++ (or set CXX).",
         )
-    if "async_io" in names and not any((Path(root) / "libaio.h").is_file() for root in INCLUDES):
+    if "async_io" in names and not libaio_header(sys.prefix):
         raise DsrunError(
             "offloading to NVMe needs libaio's header, which is not installed",
             hint="Install it: apt-get install libaio-dev (conda install libaio), or choose a preset without NVMe.",
@@ -81,7 +81,7 @@ def check_tools(names: list[str], accelerator: str) -> None:
 
 
 def with_cuda(names: list[str], accelerator: str) -> list[str]:
-    """Those of the operators that take the CUDA toolkit to compile."""
+    """The operators that take the CUDA toolkit to compile."""
     if accelerator != "cuda":
         return []
     older = () < version(packages.installed_version("deepspeed") or "") < PLAIN_CPU_ADAM
@@ -89,16 +89,19 @@ def with_cuda(names: list[str], accelerator: str) -> list[str]:
 
 
 def nvcc_fault(environ: Mapping[str, str]) -> str:
-    """Why DeepSpeed's operators for GPUs can't be compiled with the nvcc that torch finds; empty where they can.
+    """The reason why operators for GPUs can't be compiled with the nvcc that torch finds; empty where they can.
 
     As DeepSpeed judges the versions (op_builder/builder.py, assert_no_cuda_mismatch), and what torch's headers include.
     """
-    nvcc, cuda = probe.find_nvcc(environ), probe.torch_build(sys.path)["cuda"]
+    nvcc, cuda = find_nvcc(environ), torch_build(sys.path)["cuda"]
     if nvcc is None:
         return "no nvcc"
-    number = probe.nvcc_version(nvcc)
+    number = nvcc_version(nvcc)
     if cuda and number and environ.get("DS_SKIP_CUDA_CHECK") != "1" and not goes_with(number, cuda):
         return f"nvcc {number} for a torch of CUDA {cuda}"
-    found = probe.cuda_toolkit(nvcc, environ)
-    lacking = [*found["no_headers"], *(f"lib{name}.so" for name in found["no_libraries"] if name == "cudart")]
-    return f"an nvcc whose toolkit ({found['home']}) lacks {', '.join(lacking)}" if lacking else ""
+    toolkit = cuda_toolkit(nvcc, environ)
+    lacking = [
+        *toolkit["no_headers"],
+        *(f"lib{name}.so" for name in toolkit["no_libraries"] if name == "cudart"),
+    ]
+    return f"an nvcc whose toolkit ({toolkit['home']}) lacks {', '.join(lacking)}" if lacking else ""

@@ -30,24 +30,24 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from dsrun.cluster.gpu_use import MOST, BusyError, LockHolder
+from dsrun.cluster.gpu_use import LONGEST_NAME, BusyError, LockHolder
 from dsrun.errors import DsrunError
 from dsrun.files import user_name
 from dsrun.words import printable
 
 VARIABLE = "DSRUN_GPU_LOCKS"
-"""Names another folder than FOLDER, for all who are to respect one another's GPUs."""
+"""The variable that names another folder than FOLDER, for all who are to respect one another's GPUs."""
 FOLDER = Path("/tmp/dsrun-gpus")  # noqa: S108  what is found there is checked before it is used
 EVERYBODY = 0o1777
 """The folder's mode."""
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Follow no link, wait for no reader of a pipe, leave nothing to child processes."""
 TRIES, PAUSE_S = 10, 0.02
-"""Who only asks whether a GPU is held locks its file for some microseconds; that must not look as if it were held."""
+"""Times that a lock is tried: whoever only looks whether a GPU is held locks its file for some microseconds, too."""
 RUN_LOCK = ".lock"
-"""What a dsrun holds open in its run folder (job/run_folder.py)."""
+"""The file that a dsrun holds open in its run folder (job/run_folder.py)."""
 MOST_BYTES = 4096
-"""A note is shorter than this; more is not read."""
+"""Bytes of a note that are read: no dsrun's is as long."""
 
 
 def this_process() -> LockHolder:
@@ -64,7 +64,7 @@ def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[None]:
     files: dict[str, int] = {}
     try:
         with _open_folder(make=True) as folder:
-            # Everybody takes them in one order: of several who want the same, one gets them all.
+            # Everybody takes them in one order: of several who want the same, the first gets them all, and none waits.
             for uuid in sorted(set(uuids)):
                 files[uuid] = _locked(folder, uuid)
         note = {"user": who.user, "pid": who.pid, "since": who.since}
@@ -82,10 +82,10 @@ def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[None]:
 
 
 def holder_of(uuid: str) -> LockHolder | None:
-    """The dsrun that holds a GPU, if one does. Changes nothing; what can't be looked at is held by nobody."""
+    """The dsrun that holds a GPU, if one does; changes nothing. A GPU whose file can't be looked at counts as free."""
     try:
         with _open_folder(make=False) as folder:
-            file = os.open(_path(uuid).name, SAFELY | os.O_RDONLY, dir_fd=folder)
+            file = os.open(_path(uuid).name, SAFE_FLAGS | os.O_RDONLY, dir_fd=folder)
     except (OSError, DsrunError):
         return None
     try:
@@ -109,13 +109,13 @@ def _path(uuid: str) -> Path:
 
 @contextlib.contextmanager
 def _open_folder(*, make: bool) -> Iterator[int]:
-    """The folder's descriptor. Whoever made it, it has to be open to everybody. make: create it if need be."""
+    """The folder's descriptor; whoever made the folder, it has to be open to everybody. make: create it if need be."""
     path = _folder()
     try:
         if make:
             with _no_umask(), contextlib.suppress(FileExistsError):
                 path.mkdir(EVERYBODY)
-        folder = os.open(path, SAFELY | os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(path, SAFE_FLAGS | os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             raise _in_the_way(path, "a link or a file") from error
@@ -125,16 +125,16 @@ def _open_folder(*, make: bool) -> Iterator[int]:
             f"GPUs can't be locked there: {error.strerror}", where=str(path), hint=_ELSEWHERE
         ) from error
     try:
-        found = os.fstat(folder)
-        if stat.S_IMODE(found.st_mode) != EVERYBODY:
-            raise _in_the_way(path, _own_folder(found))
+        status = os.fstat(folder)
+        if stat.S_IMODE(status.st_mode) != EVERYBODY:
+            raise _in_the_way(path, _own_folder(status))
         yield folder
     finally:
         os.close(folder)
 
 
-def _own_folder(found: os.stat_result) -> str:
-    return f"a folder of {user_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
+def _own_folder(status: os.stat_result) -> str:
+    return f"a folder of {user_name(status.st_uid)}'s own ({stat.filemode(status.st_mode)})"
 
 
 def _locked(folder: int, uuid: str) -> int:
@@ -144,13 +144,15 @@ def _locked(folder: int, uuid: str) -> int:
         try:
             _lock(file, uuid)
             with contextlib.suppress(FileNotFoundError):
+                # Somebody may have removed the file between its opening and its locking. Whoever comes next then makes
+                # and locks a new one under the name, so that the lock on the old one would keep nobody out.
                 there = os.stat(_path(uuid).name, dir_fd=folder, follow_symlinks=False)
                 if os.path.samestat(there, os.fstat(file)):
                     return file
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # it was removed meanwhile: others would lock a new one
+        os.close(file)
 
 
 def _open_file(folder: int, uuid: str) -> int:
@@ -159,7 +161,7 @@ def _open_file(folder: int, uuid: str) -> int:
     Never O_CREAT for one that is there: Linux refuses that for other users' files in such a folder, even for those that
     everybody may write (fs.protected_regular, Documentation/admin-guide/sysctl/fs.rst).
     """
-    flags = SAFELY | os.O_RDWR
+    flags = SAFE_FLAGS | os.O_RDWR
     name = _path(uuid).name
     while True:
         try:
@@ -172,15 +174,16 @@ def _open_file(folder: int, uuid: str) -> int:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise _in_the_way(_path(uuid), "no plain file") from error
             if error.errno == errno.EACCES:
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                own = f"a file of {user_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
-                raise _in_the_way(_path(uuid), own) from error
-            what = f"can't be locked: {error.strerror}"
-            raise DsrunError(what, where=str(_path(uuid)), hint=_ELSEWHERE) from error
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                kind = f"a file of {user_name(status.st_uid)}'s own ({stat.filemode(status.st_mode)})"
+                raise _in_the_way(_path(uuid), kind) from error
+            message = f"can't be locked: {error.strerror}"
+            raise DsrunError(message, where=str(_path(uuid)), hint=_ELSEWHERE) from error
+    status = os.fstat(file)
+    # A hard link would have us write our note into a file of somebody's choosing.
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(file)
-        raise _in_the_way(_path(uuid), "no plain file" if found.st_nlink <= 1 else "a file with other names")
+        raise _in_the_way(_path(uuid), "no plain file" if status.st_nlink <= 1 else "a file with other names")
     return file
 
 
@@ -191,8 +194,8 @@ def _lock(file: int, uuid: str) -> None:
         except BlockingIOError:
             time.sleep(PAUSE_S)
         except OSError as error:
-            what = f"can't be locked: {error.strerror}"
-            raise DsrunError(what, where=str(_path(uuid)), hint=_ELSEWHERE) from error
+            message = f"can't be locked: {error.strerror}"
+            raise DsrunError(message, where=str(_path(uuid)), hint=_ELSEWHERE) from error
         else:
             return
     holder = _holder(file)
@@ -204,7 +207,7 @@ def _lock(file: int, uuid: str) -> None:
 
 
 def _holder(file: int) -> LockHolder:
-    """Who holds a locked file: by the kernel's word, and by the note where that is the same process's."""
+    """The holder of a locked file, as the kernel names it; the note counts where it is the same process's."""
     note, pid = _read(file), _locker(os.fstat(file))
     if pid is None or pid == note.pid:
         return replace(note, run_dir=_run_folder(note.pid))
@@ -216,16 +219,16 @@ def _holder(file: int) -> LockHolder:
     if b"dsrun" in words:
         return LockHolder(owner, pid, _run_folder(pid))
     program = Path(words.partition(b"\0")[0].decode("utf-8", "replace")).name or "process"
-    return LockHolder(owner, pid, program=f"{printable(program, MOST)}, which is no dsrun")
+    return LockHolder(owner, pid, program=f"{printable(program, LONGEST_NAME)}, which is no dsrun")
 
 
-def _locker(found: os.stat_result) -> int | None:
+def _locker(status: os.stat_result) -> int | None:
     """The process that has locked a file, by /proc/locks; None where it isn't seen, as in another container."""
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
             words = line.split()  # "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"
-            if words[1:2] == ["FLOCK"] and words[3:4] == ["WRITE"] and place in words and int(words[4]) > 0:
+            if words[1:2] == ["FLOCK"] and words[3:4] == ["WRITE"] and inode in words and int(words[4]) > 0:
                 return int(words[4])
     return None
 
@@ -237,16 +240,16 @@ def _run_folder(pid: int) -> str:
             with contextlib.suppress(OSError):
                 target = Path(handle.readlink())
                 if target.name == RUN_LOCK:
-                    return printable(str(target.parent), MOST)
+                    return printable(str(target.parent), LONGEST_NAME)
     return ""
 
 
 def _read(file: int) -> LockHolder:
     """The note in a locked file. Anybody may have written it, and it may be half written."""
     try:
-        found = json.loads(os.pread(file, MOST_BYTES, 0))
-        pid = int(found["pid"])
-        user, since = (printable(str(found[name]), MOST) for name in ("user", "since"))
+        note = json.loads(os.pread(file, MOST_BYTES, 0))
+        pid = int(note["pid"])
+        user, since = (printable(str(note[name]), LONGEST_NAME) for name in ("user", "since"))
     except (OSError, ValueError, KeyError, TypeError):
         return LockHolder()
     return LockHolder(user, pid, since=since)
@@ -254,7 +257,7 @@ def _read(file: int) -> LockHolder:
 
 @contextlib.contextmanager
 def _no_umask() -> Iterator[None]:
-    """So that what is made for everybody is everybody's from the first moment."""
+    """No umask inside the block, so that a file made for everybody is open to all from the first moment."""
     before = os.umask(0)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Who uses a GPU now: the compute processes that NVML shows, the memory that is in use, and whose they are."""
+"""The use of a GPU at this moment: compute processes as NVML shows them, memory in use, and their owners."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOT_AVAILABLE = 1 << 63
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h). NVML counts pids there; in a container's own the
 same number is another process, or none."""
-MOST = 200
-"""Characters of other people's text that are shown."""
-SHOWN = 3
+LONGEST_NAME = 200
+"""Characters of other people's names that are shown."""
+SHOWN_PROCESSES = 3
 """Processes of a GPU that are named; the rest is only counted."""
 
 
@@ -32,24 +32,24 @@ class BusyError(DsrunError):
     def __init__(self, what: str, lines: list[str], *, hint: str = "") -> None:
         super().__init__("\n  ".join([what, *lines]), hint=hint)
         self.lines = lines
-        """Whose the others are."""
+        """The owners of the others, a line each."""
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that computes on a GPU; what is None can't be told."""
+    """A process that computes on a GPU; a field is None where NVML doesn't say."""
 
     pid: int
     used_bytes: int | None = None
-    """Of the GPU's memory."""
+    """Memory of the GPU that it has."""
     user: str | None = None
     name: str | None = None
 
     def __str__(self) -> str:
         """ "alice's python (pid 1234, 20.1 GiB)"."""
         size = "memory unknown" if self.used_bytes is None else size_text(self.used_bytes)
-        what = self.name or ("process" if self.user else "a process")
-        return f"{owned(self.user, what)} (pid {self.pid}, {size})"
+        program = self.name or ("process" if self.user else "a process")
+        return f"{owned(self.user, program)} (pid {self.pid}, {size})"
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class LockHolder:
     pid: int = 0
     run_dir: str = ""
     since: str = ""
-    """In local time."""
+    """The start of its hold, in local time."""
     program: str = "dsrun"
-    """What the process is that has the lock, where it is known not to be a dsrun."""
+    """The program that has the lock, where it is known not to be a dsrun."""
 
     def __str__(self) -> str:
         """ "alice's dsrun (pid 1234, since 2026-11-21 09:30, run folder /home/alice/runs/x)"."""
@@ -79,15 +79,15 @@ class GpuUse:
     """A GPU's use at one moment."""
 
     processes: tuple[GpuProcess, ...] | None = None
-    """None where NVML can't tell."""
+    """Processes that compute on it; None where NVML can't tell."""
     used_bytes: int | None = None
-    """Of its memory; None where NVML can't tell."""
+    """Memory in use; None where NVML can't tell."""
     holder: LockHolder | None = None
     """The dsrun that has it."""
 
     @property
     def busy(self) -> bool:
-        """Whether it is somebody's: held by a dsrun, computed on, or with more than MUCH_BYTES in use."""
+        """Whether somebody has it: it is held by a dsrun, computed on, or has more than MUCH_BYTES in use."""
         return bool(self.holder or self.processes) or (self.used_bytes or 0) > MUCH_BYTES
 
     @property
@@ -96,12 +96,12 @@ class GpuUse:
         return self.holder is None and self.processes is None and self.used_bytes is None
 
     def __str__(self) -> str:
-        """Whose it is, in words; "unknown" or "nobody" where it is nobody's."""
+        """Its users, in words; "unknown" or "nobody" where there are none."""
         if self.holder:
             return str(self.holder)  # its ranks are the processes
         if self.processes:
-            more = len(self.processes) - SHOWN
-            shown = ", ".join(map(str, self.processes[:SHOWN]))
+            more = len(self.processes) - SHOWN_PROCESSES
+            shown = ", ".join(map(str, self.processes[:SHOWN_PROCESSES]))
             return shown + (f" and {more} more" if more > 0 else "")
         if self.busy:
             return f"{size_text(self.used_bytes or 0)} by processes that can't be seen from here"
@@ -109,7 +109,7 @@ class GpuUse:
 
 
 def in_use(machine: Machine) -> dict[int, GpuUse]:
-    """The GPUs that are somebody's, by index, as they were when the machine was looked at; none on a CPU machine."""
+    """The GPUs that somebody has, by index, as they were when the machine was looked at; none on a CPU machine."""
     if machine.accelerator == "cpu":
         return {}
     return {gpu.index: gpu.use for gpu in machine.gpus if gpu.use is not None and gpu.use.busy}
@@ -126,8 +126,8 @@ def query(handle: Any, holder: LockHolder | None = None) -> GpuUse:
 
     processes: tuple[GpuProcess, ...] | None
     try:
-        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        processes = tuple(_process(entry.pid, entry.usedGpuMemory) for entry in found)
+        entries = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        processes = tuple(_process(entry.pid, entry.usedGpuMemory) for entry in entries)
     except pynvml.NVMLError:
         processes = None
     return GpuUse(processes, _used_bytes(handle), holder)
@@ -156,7 +156,12 @@ def _process(pid: int, used: int | None) -> GpuProcess:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return GpuProcess(pid, size, printable(process.username(), MOST), printable(process.name(), MOST))
+            return GpuProcess(
+                pid,
+                size,
+                printable(process.username(), LONGEST_NAME),
+                printable(process.name(), LONGEST_NAME),
+            )
     except psutil.Error:  # it has ended, or /proc shows other users' processes to nobody (hidepid)
         return GpuProcess(pid, size)
 
@@ -169,6 +174,6 @@ def pids_are_the_machines() -> bool:
         return False
 
 
-def owned(user: str | None, what: str) -> str:
-    """ "alice's python", or what it is alone where the owner is unknown."""
-    return f"{user}'s {what}" if user else what
+def owned(user: str | None, program: str) -> str:
+    """ "alice's python"; the program alone where its owner is unknown."""
+    return f"{user}'s {program}" if user else program

@@ -26,12 +26,13 @@ LONGEST = 300
 """Characters of a message or hint: a line of another kind of file may have millions."""
 BOM = "\ufeff"
 LINE_END = re.compile(r"\r\n|\r|\n")
-"""As Python's text files know them. Not str.splitlines: for DeepSpeed a form feed or U+2028 ends no line."""
+"""Ends of lines as Python's text files know them. Not str.splitlines: for DeepSpeed a form feed or U+2028 ends no
+line."""
 ENTRY = re.compile(r"(\S+)\s+slots=([0-9]+)((?:\s.*)?)")
 MAX_SLOTS = re.compile(r"\s+(?:max[-_]slots|slots[-_]max)=([0-9]+)\s*")
 KEY = re.compile(r"(?P<key>[A-Za-z_-]+)(?P<sign>\s*[=:]\s*)(?P<value>.*)")
 NUMBER_START = re.compile(r"[0-9]+")
-RIGHT = "A line is HOST slots=N, as: gpu01 slots=8"
+FORM_HINT = "A line is HOST slots=N, as: gpu01 slots=8"
 
 RULES = {
     "H001": "a host without a number of slots",
@@ -60,7 +61,7 @@ RULES = {
 }
 """Every id: H0 errors, H1 warnings, H2 notes."""
 ABOUT_SLOTS = ("H002", "H003", "H005")
-"""What is said of the text behind a host's name."""
+"""Rules on the text behind a host's name: its name is judged as well."""
 SEVERITIES = {"0": "error", "1": "warning", "2": "note"}
 
 
@@ -71,12 +72,12 @@ class HostSlots:
     host: str
     slots: int
     line: int
-    """Where it is in its file, from 1."""
+    """Its line in the file, from 1."""
 
 
 @dataclass(frozen=True)
 class HostfileFinding:
-    """One thing to say about a hostfile."""
+    """One remark on a hostfile."""
 
     line: int
     rule: str
@@ -85,7 +86,7 @@ class HostfileFinding:
     """error, warning or note."""
     message: str
     hint: str
-    """What would be right."""
+    """The right form."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,16 @@ class Hostfile:
     entries: tuple[HostSlots, ...]
     """The lines that are right, in their order."""
     findings: tuple[HostfileFinding, ...]
-    """Everything to say, by line."""
+    """All remarks, by line."""
 
     @property
     def errors(self) -> tuple[HostfileFinding, ...]:
         """The findings for which a job is not started."""
-        return tuple(found for found in self.findings if found.severity == "error")
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
 
 def parse(text: str) -> Hostfile:
-    """A hostfile's entries and all findings. Raises nothing: what is wrong becomes a finding."""
+    """A hostfile's entries and all findings. Raises nothing: a fault becomes a finding."""
     entries: list[HostSlots] = []
     findings: list[HostfileFinding] = []
     first: dict[str, int] = {}
@@ -128,13 +129,15 @@ def parse(text: str) -> Hostfile:
         else:
             first[got[0]] = number
             entries.append(HostSlots(*got, number))
-    if not entries and not any(found.rule != "H016" for found in findings):
+    if not entries and not any(finding.rule != "H016" for finding in findings):
         commented = any("#" in line for line in lines)
         what = "it has only comments" if commented else "it is empty"
-        findings.append(_finding(1, Fault("H015", f"no host in this file: {what}", RIGHT)))
-    notes = [] if findings else [*_notes(entries)]
+        findings.append(_finding(1, Fault("H015", f"no host in this file: {what}", FORM_HINT)))
+    notes = (
+        [] if findings else [*_notes(entries)]
+    )  # a file that is changed anyway needs no remarks on the whole
     findings += [*_warnings(entries), *notes]
-    findings.sort(key=lambda found: found.line)
+    findings.sort(key=lambda finding: finding.line)
     return Hostfile(tuple(entries), tuple(findings))
 
 
@@ -150,7 +153,7 @@ def read(path: Path) -> Hostfile:
         (problem,) = error.problems
         hint = ""
         if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder may not be looked into
-            hint = "DeepSpeed itself would continue with this machine alone. " + RIGHT
+            hint = "DeepSpeed itself would continue with this machine alone. " + FORM_HINT
         elif "UTF-8" in problem.what:
             hint = "Save it as UTF-8."
         raise DsrunError([Problem(problem.what, problem.where, hint)]) from error
@@ -173,7 +176,7 @@ def text_of(entries: Iterable[HostSlots]) -> str:
 
 
 def slots_fault(slots: str) -> Fault | None:
-    """Why a text of digits, perhaps with a sign, is not a number of slots; None where it is one."""
+    """The fault of a text of digits, perhaps with a sign, as a number of slots; None where it is one."""
     digits = slots.lstrip("+-").lstrip("0")
     if not digits:
         what = "0 slots: DeepSpeed would start nothing there, and report success"
@@ -188,7 +191,7 @@ def slots_fault(slots: str) -> Fault | None:
 
 
 def _line(body: str) -> tuple[str, int] | list[Fault]:
-    """A line's host and slots, or all that is wrong with it. body: without comment, not blank."""
+    """A line's host and slots, or all its faults. body: the line without its comment, not blank."""
     if odd := hostnames.odd_character(body):
         what = f"{hostnames.named(odd)}, which does not belong in a hostfile"
         typed = hostnames.plain(body)
@@ -205,14 +208,14 @@ def _line(body: str) -> tuple[str, int] | list[Fault]:
 
 
 def _bad_line_and_name(body: str) -> list[Fault]:
-    """Why a line is not `HOST slots=N`, and what is wrong with the host's name where that is another thing."""
+    """The fault of a line that is not `HOST slots=N`, and that of its host's name where it is another."""
     fault = _bad_line(body)
     name = hostnames.name_fault(body.split(maxsplit=1)[0]) if fault.rule in ABOUT_SLOTS else None
     return [name, fault] if name else [fault]
 
 
 def _behind(rest: str, slots: int) -> Fault | None:
-    """What follows `slots=N`: nothing, or Open MPI's max_slots, which it refuses below slots (hostfile.c)."""
+    """The fault of the text behind `slots=N`: only Open MPI's max_slots may be there, not below slots (hostfile.c)."""
     word = rest.strip()
     if found := MAX_SLOTS.fullmatch(rest):
         most = found[1].lstrip("0")
@@ -227,11 +230,11 @@ def _behind(rest: str, slots: int) -> Fault | None:
 
 
 def _bad_line(body: str) -> Fault:
-    """Why a line is not `HOST slots=N`."""
+    """The fault of a line that is not `HOST slots=N`."""
     host, *others = body.split(None, 1)
     rest = others[0] if others else ""
     if re.match(r"slots\s*=", body) or (NUMBER_START.fullmatch(host) and rest):
-        return Fault("H006", f"{shown(body)}: the host's name comes first", RIGHT)
+        return Fault("H006", f"{shown(body)}: the host's name comes first", FORM_HINT)
     if not rest:
         name, colon, number = host.rpartition(":")
         if colon and not hostnames.is_ipv6(host) and re.fullmatch(r"[0-9]+", number):
@@ -240,18 +243,18 @@ def _bad_line(body: str) -> Fault:
             what = f"{shown(host)} has no space between name and slots"
             return Fault("H018", what, f"Write {found[1]} slots={found[2]}")
         what = f"{shown(host)} without slots: DeepSpeed needs its number of devices"
-        return Fault("H001", what, f"Write {host} slots=N" if not hostnames.name_fault(host) else RIGHT)
+        return Fault("H001", what, f"Write {host} slots=N" if not hostnames.name_fault(host) else FORM_HINT)
     key = KEY.fullmatch(rest)
     if key is None:
         what = f"{shown(rest)} behind {shown(host)} is not slots=N"
         if found := re.fullmatch(r"[0-9]+", rest):
             return Fault("H003", what, f"Write {host} slots={found[0]}")
-        return Fault("H018", what, RIGHT)
+        return Fault("H018", what, FORM_HINT)
     return _bad_key(host, key["key"], key["sign"], key["value"])
 
 
 def _bad_key(host: str, key: str, sign: str, value: str) -> Fault:
-    """Why `KEY=VALUE` behind a host is not slots=N. sign: = or :, with the spaces around it."""
+    """The fault of `KEY=VALUE` behind a host, which is not slots=N. sign: = or :, with the spaces around it."""
     number = NUMBER_START.match(value)
     right = f"Write {host} slots={number[0] if number else 'N'}"
     if re.fullmatch(r"max[-_]slots|slots[-_]max", key):

@@ -45,11 +45,11 @@ class _Group:
     """`gpu[1,3-5]-ib:8`."""
 
     texts: tuple[str, ...]
-    """Those between the brackets, one more than there are brackets."""
+    """Texts around the brackets, one more than there are brackets."""
     brackets: tuple[tuple[_Numbers, ...], ...]
     slots: int
     written: str
-    """As it was given."""
+    """The group as the user wrote it."""
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class _Group:
 
 
 def expand(text: str, default_slots: int | None = None) -> tuple[HostSlots, ...]:
-    """ "node[01-16]:8,login1:2" as hosts with their slots, in the order given.
+    """The hosts of "node[01-16]:8,login1:2" with their slots, in the order given.
 
     A leading zero makes every number as wide as the first one, as in Slurm; several brackets give every
     combination. Each group needs its number of slots, unless `default_slots` replaces those left out.
@@ -84,13 +84,13 @@ def expand(text: str, default_slots: int | None = None) -> tuple[HostSlots, ...]
 
 def with_open_slots(text: str) -> list[tuple[str, int | None]]:
     """The hosts of `expand`, with None in place of slots that nobody gave."""
-    # Those follow the default.
+    # Slots that nobody gave follow the default: expanded with two of them, they differ.
     pairs = zip(expand(text, 1), expand(text, 2), strict=True)
-    return [(one.host, one.slots if one.slots == other.slots else None) for one, other in pairs]
+    return [(entry.host, entry.slots if entry.slots == other.slots else None) for entry, other in pairs]
 
 
 def _entries(groups: list[_Group]) -> list[HostSlots]:
-    found: dict[str, _Group] = {}
+    groups_of: dict[str, _Group] = {}
     problems: list[Problem] = []
     entries: list[HostSlots] = []
     for group in groups:
@@ -98,12 +98,12 @@ def _entries(groups: list[_Group]) -> list[HostSlots]:
             if fault := hostnames.name_fault(host):
                 problems.append(Problem(fault.message, shown(group.written), fault.hint))
                 break  # the others of a group have the same fault
-            if host in found:
-                other = found[host].written
+            if host in groups_of:
+                other = groups_of[host].written
                 twice = "twice" if other == group.written else f"in {shown(other)} too"
                 problems.append(Problem(f"{host} is named {twice}", shown(group.written), "Name it once."))
                 break
-            found[host] = group
+            groups_of[host] = group
             entries.append(HostSlots(host, group.slots, len(entries) + 1))
     raise_all(problems)
     return entries
@@ -117,8 +117,8 @@ def _pieces(text: str) -> list[str]:
     for place, char in enumerate(text):
         depth += (char == "[") - (char == "]")
         if depth not in (0, 1):
-            what = "a [ inside brackets" if depth > 1 else "a ] without ["
-            raise DsrunError(f"{what} at character {place + 1}", where=shown(text), hint=EXAMPLES)
+            fault = "a [ inside brackets" if depth > 1 else "a ] without ["
+            raise DsrunError(f"{fault} at character {place + 1}", where=shown(text), hint=EXAMPLES)
         if char == "," and depth == 0:
             pieces.append(text[start:place])
             start = place + 1
@@ -162,7 +162,7 @@ def _numbers(part: str, piece: str) -> _Numbers:
         raise DsrunError(f"{first}-{last} runs backwards", where=where, hint=f"Write {last}-{first}")
     padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
     if padded and len(first) != len(last):
-        what = f"{first}-{last}: leading zeros, and numbers of {len(first)} and {len(last)} digits"
+        message = f"{first}-{last}: leading zeros, and numbers of {len(first)} and {len(last)} digits"
         hint = f"Write {first.zfill(len(last))}-{last.zfill(len(first))}, or no leading zeros."
-        raise DsrunError(what, where=where, hint=hint)
+        raise DsrunError(message, where=where, hint=hint)
     return _Numbers(int(first), int(last), len(first) if padded else 0)

@@ -1,4 +1,4 @@
-"""Names of machines: which ones can be a machine's, which stand for one still to be filled in."""
+"""Names of machines: those that can be a machine's, and placeholders for one still to be filled in."""
 
 from __future__ import annotations
 
@@ -31,61 +31,63 @@ SEEN_AS_ANOTHER = re.compile(r"[\uff01-\uff5e]")
 
 
 class Fault(NamedTuple):
-    """What is wrong with a value."""
+    """The fault of a value."""
 
     rule: str
     """Its id, see hostfile.RULES."""
     message: str
     hint: str
-    """What would be right."""
+    """The right form."""
 
 
 def shown(value: str) -> str:
-    """A text of a user's file as a message may have it: quoted, on one line, no control codes, not endless."""
+    """A text of a user's file for a message: quoted, on one line, without control codes, cut where it is long."""
     text = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
     return repr(text)
 
 
 def name_fault(host: str) -> Fault | None:
-    """Why no machine can be reached by this name in a hostfile; None where one can.
+    """The reason why no machine can be reached by a name in a hostfile; None where one can.
 
     An IPv6 address is a name like any other here. Names that consist of digits and dots must be whole IPv4
     addresses: getaddrinfo takes "4" for 0.0.0.4 and "010" in an address for 8 (inet_aton(3)).
     """
     user, at, rest = host.rpartition("@")
     name, colon, port = host.rpartition(":")
-    what = shown(host)
+    name_text = shown(host)
     if at and user and NAME.fullmatch(rest):
-        what += " names a user: DeepSpeed's --include and --exclude end a host's name at the @"
-        return Fault("H011", what, f"Write {rest}, and `User {user}` below `Host {rest}` in ~/.ssh/config.")
+        name_text += " names a user: DeepSpeed's --include and --exclude end a host's name at the @"
+        return Fault(
+            "H011", name_text, f"Write {rest}, and `User {user}` below `Host {rest}` in ~/.ssh/config."
+        )
     if is_ipv6(host):
         return None
     if ONLY_NUMBERS.fullmatch(host) and not _is_ipv4(host):
         hint = "Four numbers from 0 to 255 without leading zeros, as 192.168.1.10; or the machine's name."
-        return Fault("H012", f"{what} is not an address", hint)
+        return Fault("H012", f"{name_text} is not an address", hint)
     if colon and NAME.fullmatch(name) and port.isascii() and port.isdigit():
         hint = f"Write {name} slots=N; an ssh port belongs below `Host {name}` in ~/.ssh/config, or in --ssh_port."
-        return Fault("H013", f"{what} has a port or a number of slots behind the name", hint)
+        return Fault("H013", f"{name_text} has a port or a number of slots behind the name", hint)
     if host.startswith("[") and is_ipv6(inner := host[1:].partition("]")[0]):
-        return Fault("H012", f"{what} is not a host name: ssh takes no brackets", f"Write {inner}")
+        return Fault("H012", f"{name_text} is not a host name: ssh takes no brackets", f"Write {inner}")
     if "[" in host and "]" in host:
         hint = f'One host a line: `dsrun hosts expand "{host}:8"` writes them.'
-        return Fault("H014", f"{what} is a list of hosts, which DeepSpeed takes for one name", hint)
+        return Fault("H014", f"{name_text} is a list of hosts, which DeepSpeed takes for one name", hint)
     if not NAME.fullmatch(host):
         return _bad_characters(host)
     if len(host) > LONGEST_NAME or ".." in host:
         why = "two dots in a row" if ".." in host else f"{len(host)} characters"
         hint = f"At most {LONGEST_NAME} characters, with parts between single dots."
-        return Fault("H012", f"{what} is not a host name: {why}", hint)
+        return Fault("H012", f"{name_text} is not a host name: {why}", hint)
     return None
 
 
 def _bad_characters(host: str) -> Fault:
     odd = sorted({char for char in set(host) if not NAME.fullmatch(char) and char not in ".-"})
     ends = "a hyphen or dot at its beginning, or a hyphen at its end"
-    what = f"{shown(host)} is not a host name: it has {', '.join(map(shown, odd[:5])) if odd else ends}"
+    message = f"{shown(host)} is not a host name: it has {', '.join(map(shown, odd[:5])) if odd else ends}"
     hint = "Letters, digits, hyphens, underscores and dots; the name that `ssh NAME` takes."
-    return Fault("H012", what, hint)
+    return Fault("H012", message, hint)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -147,8 +149,8 @@ def odd_character(text: str) -> str | None:
 def plain(text: str) -> str:
     """The text with ASCII in place of what looks like it, and nothing in place of what can't be seen."""
     text = unicodedata.normalize("NFKC", text)
-    kept = "".join(" " if unicodedata.category(char)[0] == "Z" else char for char in text)
-    return "".join(char for char in kept if unicodedata.category(char)[0] != "C" or char == "\t").strip()
+    visible = "".join(" " if unicodedata.category(char)[0] == "Z" else char for char in text)
+    return "".join(char for char in visible if unicodedata.category(char)[0] != "C" or char == "\t").strip()
 
 
 def named(char: str) -> str:

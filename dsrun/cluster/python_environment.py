@@ -1,4 +1,4 @@
-"""A Python that isn't dsrun's own, with what is installed for it: asked, never imported."""
+"""A Python that isn't dsrun's own, and its packages: they are read, never imported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 from dsrun import versions
 from dsrun.catalog import PACKAGE
-from dsrun.cluster.probe import Probe, torch_build
+from dsrun.cluster.probe import Probe
 from dsrun.errors import DsrunError
+from dsrun.host.toolkit import torch_build
 
 OLDEST = (3, 8)
-"""Before it, what is installed can't be asked the same way, and no torch that is still in use runs on it."""
-OWN = ("PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""An older Python lists its packages in another way, and no torch still in use runs on it."""
+OWN_VARIABLES = ("PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Variables of the environment that dsrun runs in, which mean nothing to another Python, or mislead it."""
 
 
@@ -36,11 +37,11 @@ class PythonEnvironment:
     @property
     def cuda(self) -> str | None:
         """The CUDA that its torch was built for."""
-        found: str | None = torch_build(self.path)["cuda"]
-        return found
+        cuda: str | None = torch_build(self.path)["cuda"]
+        return cuda
 
     def lacks(self, names: tuple[str, ...]) -> list[str]:
-        """Those of the packages that it can't import."""
+        """The packages among these that it can't import."""
         return [name for name in names if not any(_is_there(Path(folder), name) for folder in self.path)]
 
 
@@ -49,12 +50,14 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def without_own(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that another Python is to have: without those, and without a checkout of dsrun to import."""
-    found = {name: value for name, value in environ.items() if name not in OWN}
-    if paths := found.pop("PYTHONPATH", ""):
-        kept = [path for path in paths.split(os.pathsep) if Path(path or ".").absolute() != PACKAGE.parent]
-        found |= {"PYTHONPATH": os.pathsep.join(kept)} if kept else {}
-    return found
+    """The variables that another Python gets: without OWN_VARIABLES, and without a checkout of dsrun to import."""
+    variables = {name: value for name, value in environ.items() if name not in OWN_VARIABLES}
+    if paths := variables.pop("PYTHONPATH", ""):
+        paths_left = [
+            path for path in paths.split(os.pathsep) if Path(path or ".").absolute() != PACKAGE.parent
+        ]
+        variables |= {"PYTHONPATH": os.pathsep.join(paths_left)} if paths_left else {}
+    return variables
 
 
 def ask(path: Path, option: str) -> PythonEnvironment:
@@ -75,12 +78,12 @@ def ask(path: Path, option: str) -> PythonEnvironment:
     probe = Probe({"python": str(path)})
     probe.environ = without_own(probe.environ)
     try:
-        said = probe.python
-        version = str(said["version"]).split()[0]
+        answer = probe.python
+        version = str(answer["version"]).split()[0]
         numbers = tuple(map(int, version.rstrip("+").split(".")[:2]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DsrunError(f"is no Python that answers: {str(error)[-300:]}", where=where) from error
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise DsrunError(f"is Python {version}: {oldest} is the oldest", where=where)
-    return PythonEnvironment(str(path), version, tuple(said["path"]))
+    return PythonEnvironment(str(path), version, tuple(answer["path"]))

@@ -1,4 +1,4 @@
-"""Which devices of which hosts a job gets: DeepSpeed's --include and --exclude, dsrun's --devices.
+"""The devices of hosts that a job gets: DeepSpeed's --include and --exclude, dsrun's --devices.
 
 The grammar of the first two is DeepSpeed's, `NODE[:SLOT[,SLOT...]][@NODE...]`, and so is the result wherever both
 accept (deepspeed/launcher/runner.py, parse_node_config_list and parse_resource_filter): in the hostfile's order,
@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.words import counted
 
 ALL = "all"
-FEW = 8
+MOST_NAMED = 8
 """Hosts that a message names before it only counts."""
 PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 FILTER = "As: --include host1:0,1@host2"
@@ -28,7 +28,7 @@ DEVICES = "As: --devices host1:0-3,host2:all"
 
 
 class ResourcePool(dict[str, tuple[int, ...]]):
-    """Host -> its slots (DeepSpeed's word for it). source: who says so."""
+    """The slots of each host (the name is DeepSpeed's word). source: where they are from, for messages."""
 
     source = "the hostfile"
 
@@ -40,7 +40,7 @@ class Selection:
     hosts: tuple[tuple[str, tuple[int, ...]], ...]
     """(Host, its slots)"""
     whole: frozenset[str] = field(default=frozenset(), compare=False)
-    """Hosts of which no single slot was named."""
+    """Hosts that were named as a whole, and not by their slots."""
 
 
 def select(
@@ -65,6 +65,7 @@ def select(
     if not there:
         raise DsrunError("there is no host to choose from")
     if len(there) < len(entries):
+        # DeepSpeed's own reader refuses such a hostfile, but lists can be written in other ways, too.
         twice = [host for host, count in Counter(entry.host for entry in entries).items() if count > 1]
         raise DsrunError(f"{_names(twice)} is listed twice", hint="Name each host once.")
     options = {"--include": include, "--exclude": exclude, "--devices": devices}
@@ -97,29 +98,29 @@ def check_together(given: Mapping[str, str | int | None]) -> None:
 def _first(there: ResourcePool, gpus: int | None, nodes: int | None) -> dict[str, tuple[int, ...]]:
     """The first `gpus` devices of the first `nodes` hosts."""
     if nodes is not None and not 0 < nodes <= len(there):
-        what = f"--nodes {nodes}: {there.source} has {counted(len(there), 'host')}"
-        raise DsrunError(what, hint=f"Give 1 to {len(there)}." if len(there) > 1 else "Give 1.")
-    kept = dict(list(there.items())[:nodes])
+        message = f"--nodes {nodes}: {there.source} has {counted(len(there), 'host')}"
+        raise DsrunError(message, hint=f"Give 1 to {len(there)}." if len(there) > 1 else "Give 1.")
+    chosen = dict(list(there.items())[:nodes])
     if gpus is None:
-        return kept
+        return chosen
     if gpus < 1:
         raise DsrunError(f"--gpus {gpus} leaves no device", hint="Give 1 or more for each host.")
-    few = {host: counted(len(slots), "slot") for host, slots in kept.items() if len(slots) < gpus}
-    if few:
+    lacking = {host: counted(len(slots), "slot") for host, slots in chosen.items() if len(slots) < gpus}
+    if lacking:
         hint = "Give at most that many."
         raise DsrunError(
-            Problem(f"--gpus {gpus}: host {host} has {has}", hint=hint) for host, has in few.items()
+            Problem(f"--gpus {gpus}: host {host} has {has}", hint=hint) for host, has in lacking.items()
         )
-    return {host: slots[:gpus] for host, slots in kept.items()}
+    return {host: slots[:gpus] for host, slots in chosen.items()}
 
 
 def _without(exclude: str, there: ResourcePool) -> dict[str, tuple[int, ...]]:
     unwanted = _filter(exclude, "--exclude", there)
     left = {}
     for host, slots in there.items():
-        gone = (unwanted[host] or slots) if host in unwanted else ()
-        if kept := tuple(slot for slot in slots if slot not in gone):
-            left[host] = kept
+        excluded = (unwanted[host] or slots) if host in unwanted else ()
+        if remaining := tuple(slot for slot in slots if slot not in excluded):
+            left[host] = remaining
     if not left:
         raise DsrunError(f"--exclude {exclude} leaves no device of {_known(there)}", hint="Exclude fewer.")
     return left
@@ -127,7 +128,7 @@ def _without(exclude: str, there: ResourcePool) -> dict[str, tuple[int, ...]]:
 
 def _filter(text: str, option: str, there: ResourcePool) -> dict[str, tuple[int, ...]]:
     """The hosts and slots of a filter, sorted; no slots where the whole host is meant."""
-    found: dict[str, list[int]] = {}
+    slots_of: dict[str, list[int]] = {}
     whole: set[str] = set()
     problems: list[Problem] = []
     where = f"{option} {text}"
@@ -141,17 +142,17 @@ def _filter(text: str, option: str, there: ResourcePool) -> dict[str, tuple[int,
             with collected(problems):
                 numbers += _slot(part, where)
         problems += _absent(host, numbers, there, where)
-        before = found.setdefault(host, [])
+        before = slots_of.setdefault(host, [])
         if again := _repeated(before + numbers):
             problems.append(Problem(f"{host}:{_list(again)} is named twice", where, "Name it once."))
         if host in whole or (slots is None and before):
-            what = f"host {host} is named as a whole and again"
-            problems.append(Problem(what, where, "Name its slots, or the whole host."))
+            message = f"host {host} is named as a whole and again"
+            problems.append(Problem(message, where, "Name its slots, or the whole host."))
         before += numbers
         if slots is None:
             whole.add(host)
     raise_all(problems)
-    return {host: tuple(sorted(numbers)) for host, numbers in found.items()}
+    return {host: tuple(sorted(numbers)) for host, numbers in slots_of.items()}
 
 
 def _host_and_slots(piece: str, there: ResourcePool) -> tuple[str, str | None]:
@@ -172,14 +173,14 @@ def _slot(part: str, where: str) -> tuple[int, ...]:
 
 
 def _int(digits: str) -> int:
-    """The number, or one that is as absent: int() refuses texts of more than 4300 digits."""
+    """The number, or one that no host has either: int() refuses texts of more than 4300 digits."""
     return int(digits) if len(digits) < 100 else 10**99
 
 
 def _devices(text: str, there: ResourcePool) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """The hosts and slots of --devices, and the hosts of which it wants all."""
     where = f"--devices {text}"
-    found: dict[str, list[int]] = {}
+    slots_of: dict[str, list[int]] = {}
     whole: set[str] = set()
     problems: list[Problem] = []
     host = next(iter(there)) if len(there) == 1 else ""
@@ -189,12 +190,12 @@ def _devices(text: str, there: ResourcePool) -> tuple[dict[str, tuple[int, ...]]
             name, part = "", name
         if name:
             host = name
-            if host in found:
+            if host in slots_of:
                 problems.append(Problem(f"host {host} is named twice", where, f"As: {host}:0,2-3"))
         if problem := _misplaced(host, part, there, where):
             problems.append(problem)
             continue
-        found.setdefault(host, [])
+        slots_of.setdefault(host, [])
         whole |= {host} if part == ALL else set()
         try:
             numbers = list(there[host]) if part == ALL else _range(part, where)
@@ -202,22 +203,22 @@ def _devices(text: str, there: ResourcePool) -> tuple[dict[str, tuple[int, ...]]
             problems += error.problems
             continue
         problems += _absent(host, numbers, there, where)
-        found[host] += numbers
-    for host, numbers in found.items():
+        slots_of[host] += numbers
+    for host, numbers in slots_of.items():
         if again := _repeated(numbers):
             problems.append(Problem(f"{host}:{_list(again)} is named twice", where, "Name it once."))
     if problems:
         raise DsrunError(dict.fromkeys(problems))
-    return {host: tuple(numbers) for host, numbers in found.items()}, whole
+    return {host: tuple(numbers) for host, numbers in slots_of.items()}, whole
 
 
 def _misplaced(host: str, part: str, there: ResourcePool, where: str) -> Problem | None:
-    """Why a device can't be looked up on its host."""
+    """The reason why a device can't be looked up on its host."""
     if part in there:
         return Problem(f"no devices behind host {part}", where, f"Write {part}:{ALL} for all of them.")
     if not host:
-        what = f"{shown(part)}: on which of {counted(len(there), 'host')}?"
-        return Problem(what, where, DEVICES)
+        message = f"{shown(part)}: on which of {counted(len(there), 'host')}?"
+        return Problem(message, where, DEVICES)
     return _unknown(host, there, where)
 
 
@@ -240,8 +241,8 @@ def _unknown(host: str, there: ResourcePool, where: str) -> Problem | None:
         return Problem("a host's name is missing", where, FILTER if "--devices" not in where else DEVICES)
     near = closest(host, there) if len(there) <= 1000 else None
     hint = f"Did you mean {near!r}? " if near else ""
-    what = f"host {shown(host)} is not in {there.source}"
-    return Problem(what, where, f"{hint}It has {_known(there)}.")
+    message = f"host {shown(host)} is not in {there.source}"
+    return Problem(message, where, f"{hint}It has {_known(there)}.")
 
 
 def _absent(host: str, numbers: Sequence[int], there: ResourcePool, where: str) -> Iterator[Problem]:
@@ -258,13 +259,15 @@ def _repeated(numbers: Sequence[int]) -> list[int]:
 
 
 def _list(numbers: Sequence[int]) -> str:
-    texts = [str(number) if number < 10**18 else "..." for number in numbers[:FEW]]
-    return ",".join([*texts, "..."] if len(numbers) > FEW else texts)
+    texts = [str(number) if number < 10**18 else "..." for number in numbers[:MOST_NAMED]]
+    return ",".join([*texts, "..."] if len(numbers) > MOST_NAMED else texts)
 
 
 def _names(hosts: Sequence[str]) -> str:
-    return ", ".join([*hosts[:FEW], "..."] if len(hosts) > FEW else hosts)
+    return ", ".join([*hosts[:MOST_NAMED], "..."] if len(hosts) > MOST_NAMED else hosts)
 
 
 def _known(there: ResourcePool) -> str:
-    return _names(tuple(there)) if len(there) <= FEW else f"{_names(tuple(there))} ({len(there)} hosts)"
+    return (
+        _names(tuple(there)) if len(there) <= MOST_NAMED else f"{_names(tuple(there))} ({len(there)} hosts)"
+    )

@@ -1,4 +1,4 @@
-"""Asks hosts for their facts: runs probe.py on all of them at once, through the user's own ssh.
+"""The facts of hosts: probe.py is run on all of them at once, through the user's own ssh.
 
 Nothing that a user wrote becomes part of a shell's text: a host is an argument of ssh behind `--`, the command is
 always `python3 -I -`, and what is asked for is inside the script, on stdin. Keys, known hosts and jump hosts are as the
@@ -31,33 +31,33 @@ from dsrun.cluster import probe
 from dsrun.words import printable
 
 VARIABLE = "DSRUN_SSH"
-"""Names the ssh program (a path, not a command line); otherwise it is looked for on PATH."""
+"""The variable that names the ssh program (a path, not a command line); without it PATH is searched."""
 AT_ONCE = 64
 CONNECT_S = 5
 MOST_BYTES = 4 << 20
-"""An answer is some 10 KB: a host that says more than this is not parts to its end."""
+"""Bytes of an answer that are read: the probe's has some 10 KB."""
 COMMAND = ("python3", "-I", "-")
 NAME = re.compile(r"(?!-)[\w.:@%+\[\]-]{1,255}")
-"""What is handed to ssh as a host; newer versions of it refuse most of the rest too (ssh.c, valid_hostname)."""
+"""Names that are handed to ssh; newer versions of it refuse most others, too (ssh.c, valid_hostname)."""
 
 
 @dataclass(frozen=True)
 class HostAnswer:
     host: str
     facts: Mapping[str, Any] | None = None
-    """What the probe found; None where there was no answer."""
+    """The probe's facts; None where there was no answer."""
     fault: str = ""
-    """Why there was none."""
+    """The reason why there was none."""
     fix: str = ""
-    """What to do about that."""
+    """The remedy for that."""
     asked_at: float = 0.0
-    """This machine's clock before, in seconds since 1970."""
+    """This machine's clock before the call, in seconds since 1970."""
     answered_at: float = 0.0
-    """And after."""
+    """The same clock after it."""
 
 
 class Reason(NamedTuple):
-    """What it means if a host's answer has these words. {host} stands for its name."""
+    """The meaning of words in a host's answer. {host} stands for its name."""
 
     words: str
     """A regular expression."""
@@ -83,7 +83,7 @@ SSH_REASONS = (
     Reason("Connection (closed|reset)|kex_exchange", "its ssh server hangs up before the login",
         "Its log says why (journalctl -u ssh); many logins at once need a higher MaxStartups."),
 )  # fmt: skip
-"""Of ssh itself, which ends with 255."""
+"""Reasons of ssh itself, which ends with 255."""
 PYTHON_REASONS = (
     Reason(r"annotations is not defined|No module named .?importlib\.metadata", "its python3 is older than 3.8",
         "Install a newer one in front of it on the PATH that `ssh {host} python3 --version` sees."),
@@ -118,8 +118,8 @@ def is_here(host: str) -> bool:
 
     Other names for it (in /etc/hosts, DNS, ~/.ssh/config) go through ssh, as the launcher's do.
     """
-    own = socket.gethostname()
-    if host.lower() in {"localhost", own.lower(), own.partition(".")[0].lower()}:
+    name = socket.gethostname()
+    if host.lower() in {"localhost", name.lower(), name.partition(".")[0].lower()}:
         return True
     try:
         address = ipaddress.ip_address(host)
@@ -181,8 +181,8 @@ class _Calls:
                 host, fault=f"{host!a} is not a host's name", fix="Letters, digits, dots and dashes."
             )
         elif self._program is None:
-            wanted = os.environ.get(VARIABLE)
-            fix = f"{VARIABLE}={wanted} names no program." if wanted else "apt-get install openssh-client"
+            named = os.environ.get(VARIABLE)
+            fix = f"{VARIABLE}={named} names no program." if named else "apt-get install openssh-client"
             return HostAnswer(host, fault="there is no ssh on this machine", fix=fix)
         else:
             argv = words(self._program, host, COMMAND)
@@ -208,7 +208,8 @@ class _Calls:
             ) as process,
         ):
             self._running.add(process)
-            if self._ended:  # while it was started
+            # end() may have come between the check in ask() and this line, and has then not seen the process.
+            if self._ended:
                 _kill(process)
             try:
                 out, err = _read_both(process, until)
@@ -238,8 +239,10 @@ def _read_both(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, b
         while selector.get_map() and time.monotonic() < until:
             ended = process.poll() is not None
             ready = selector.select(0 if ended else min(0.5, max(0.0, until - time.monotonic())))
+            # A process that it left behind may keep the pipes open for ever: with the program gone, what is in them now
+            # is all that counts.
             if ended and not ready:
-                break  # something that it left behind keeps the pipes open
+                break
             for key, _ in ready:
                 block = os.read(key.fd, 1 << 16)
                 parts[key.fd] += block
@@ -253,7 +256,7 @@ def _read_both(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, b
 
 
 def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float = 0.0) -> HostAnswer:
-    """What a call's output means. code: its exit code, None where its time was over."""
+    """The answer in a call's output. code: its exit code, None where its time was over."""
     for line in reversed(out.decode(errors="replace").splitlines()):
         if (facts := _facts(line)) is not None:
             return HostAnswer(host, facts)
@@ -272,12 +275,12 @@ def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float =
 
 def _reason(code: int, text: str) -> Reason | None:
     reasons = SSH_REASONS if code == 255 else PYTHON_REASONS
-    found = next((reason for reason in reasons if re.search(reason.words, text)), None)
-    return found or (PYTHON_REASONS[-1] if code == 127 else None)
+    reason = next((reason for reason in reasons if re.search(reason.words, text)), None)
+    return reason or (PYTHON_REASONS[-1] if code == 127 else None)
 
 
 def last_line(text: str, most: int) -> str:
-    """The last line of what a program has said, without what would steer a terminal."""
+    """The last line of a program's output, without codes that would steer a terminal."""
     return next(
         (printable(line.strip(), most) for line in reversed(text.split("\n")) if line.strip()), "nothing"
     )
@@ -289,7 +292,7 @@ def _facts(line: str) -> dict[str, Any] | None:
     if start < 0:
         return None
     try:
-        found, _ = json.JSONDecoder().raw_decode(line[start:])
+        facts, _ = json.JSONDecoder().raw_decode(line[start:])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and found.get("probe") == probe.VERSION else None
+    return facts if isinstance(facts, dict) and facts.get("probe") == probe.VERSION else None

@@ -1,4 +1,4 @@
-"""Which builds of torch run on a GPU and its driver: facts of PyTorch's releases and of CUDA's compatibility."""
+"""The builds of torch that run on a GPU and its driver: facts of PyTorch's releases and of CUDA's compatibility."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ def left_out(capability: str | None, cuda: str, torch: str) -> bool:
 
 
 def newest(driver: str | None, capabilities: Iterable[str | None]) -> str:
-    """How to install the newest torch that this driver and all of these GPUs take; empty where none is known.
+    """The command that installs the newest torch that this driver and all of these GPUs take; empty where none is
+    known.
 
     driver: None where it isn't known, and is no reason against any.
     """
-    have = [version(capability) for capability in capabilities if capability]
+    versions = [version(capability) for capability in capabilities if capability]
     number = version(driver)[0] if driver and version(driver) else None
     for build in BUILDS:
-        fits = all(build.least <= one <= build.most for one in have)
+        fits = all(build.least <= capability <= build.most for capability in versions)
         if fits and (number is None or number >= build.oldest_driver):
             torch = f"'torch<{build.below}'" if build.below else "torch"
             return f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{build.wheels}"

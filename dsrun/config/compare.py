@@ -1,4 +1,4 @@
-"""What really differs between two configs: a key that is left out counts as its default."""
+"""Real differences between two configs: a key that is left out counts as its default."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dsrun.config.rules import Context, Setting
 from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
 from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
+from dsrun.ds_config import ZERO
 
-ZERO = "zero_optimization"
 TRIAD = (TOTAL, MICRO, ACCUMULATION)
 
 
@@ -27,28 +27,28 @@ class Difference:
     """Whether the file itself gives the value; else it is a default, or worked out."""
     given_after: bool
     known_before: bool
-    """False where neither the file nor a default gives a value (as a batch size that needs the number of GPUs)."""
+    """Whether the file or a default gives a value. A batch size that needs the number of GPUs may have none."""
     known_after: bool
     does: str
-    """What the key does, in a sentence."""
+    """The key's effect, in a sentence."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(one: Mapping[str, Any], other: Mapping[str, Any], setting: Setting) -> list[Difference]:
+def compare(left: Mapping[str, Any], right: Mapping[str, Any], setting: Setting) -> list[Difference]:
     """The keys whose values differ, in the order of the first config, then of the second.
 
     Comments don't count, nor which name of a key is used, nor 2e8 against 200000000.
     """
     known = schema.load(setting.version)
-    sides = [_Side.of(config, setting) for config in (one, other)]
-    found = []
+    sides = [_Side.of(config, setting) for config in (left, right)]
+    differences = []
     for path in dict.fromkeys(path for side in sides for path in side.values):
         default, does = known.describe(path)
         before, after = (side.value(path, default, known) for side in sides)
         if not _same(before, after):
-            found.append(
+            differences.append(
                 Difference(
                     path,
                     before=None if before is tree.MISSING else before,
@@ -60,7 +60,7 @@ def compare(one: Mapping[str, Any], other: Mapping[str, Any], setting: Setting) 
                     does=does,
                 )
             )
-    return found
+    return differences
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class _Side:
     """One of the two configs, by path."""
 
     given: Mapping[str, Any]
-    """What its file says, by the keys' own names (aliases resolved)."""
+    """The values in its file, by the keys' own names (aliases resolved)."""
     values: Mapping[str, Any]
-    """The same, with the batch sizes that DeepSpeed works out."""
+    """The same and the batch sizes that DeepSpeed works out."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], setting: Setting) -> _Side:
@@ -82,7 +82,7 @@ class _Side:
         return cls(given, {**given, **_triad(plain, setting.world_size)})
 
     def value(self, path: str, default: Any, known: schema.Schema) -> Any:
-        """What holds at a path; tree.MISSING where neither the file nor a default says.
+        """The value that holds at a path; tree.MISSING where neither the file nor a default gives one.
 
         A block that is left out as a whole (as the optimizer) has no defaults, nor has a batch size.
         """
@@ -103,11 +103,11 @@ def _is_comment(path: str) -> bool:
     return any(key.startswith(("_", "//", "#")) for key in path.split("."))
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is tree.MISSING or other is tree.MISSING:
-        return one is other
-    empty: tuple[Any, ...] = ({}, None)
-    return tree.same(one, other) or (one in empty and other in empty)
+def _same(left: Any, right: Any) -> bool:
+    if left is tree.MISSING or right is tree.MISSING:
+        return left is right
+    empty: tuple[Any, ...] = ({}, None)  # a section without keys does as much as none
+    return tree.same(left, right) or (left in empty and right in empty)
 
 
 def _triad(config: Mapping[str, Any], world_size: int | None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What would put a finding right, as a value: rules propose it, edits.py makes it in the text."""
+"""A fix of a finding, as a value: rules propose it, edits.py makes it in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HF's TrainingArguments says to DeepSpeed: its defaults, and the keys each argument has to agree with."""
+"""HF's TrainingArguments beside a DeepSpeed config: their defaults, and the keys each argument has to agree with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dsrun.config import tree
 from dsrun.config.schemas import foreign
 from dsrun.errors import DsrunError
 from dsrun.files import read_text
+from dsrun.json_numbers import is_number
 
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -33,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "lr_scheduler_type": "linear",
     "eval_strategy": "no",
 }
-"""Of transformers 5.23; an argument that isn't here is off by default."""
+"""Defaults in transformers 5.23; an argument that isn't here is off by default."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "optim": (
@@ -79,7 +80,7 @@ class Arguments:
         value = DEFAULTS.get(name) if value is None else value
         return getattr(value, "value", value)  # an Enum, as TrainingArguments makes of optim and the like
 
-    def asked(self, name: str) -> bool:
+    def changed(self, name: str) -> bool:
         """Whether an argument is something else than its default."""
         return bool(self[name] != DEFAULTS.get(name))
 
@@ -91,11 +92,11 @@ class Arguments:
         return self["max_steps"] if self["max_steps"] > 0 else tree.MISSING
 
     def warmup(self) -> Any:
-        """As get_warmup_steps has it: a number below 1 is a share of all steps; at least one step."""
-        asked = self["warmup_steps"] or self["warmup_ratio"] or 0
-        if 0 < asked < 1:
-            return tree.MISSING if self.steps() is tree.MISSING else math.ceil(self.steps() * asked)
-        return max(1, int(asked))
+        """Steps of the warm-up as in get_warmup_steps: a number below 1 is a share of all steps; at least one step."""
+        given = self["warmup_steps"] or self["warmup_ratio"] or 0
+        if 0 < given < 1:
+            return tree.MISSING if self.steps() is tree.MISSING else math.ceil(self.steps() * given)
+        return max(1, int(given))
 
 
 class Match(NamedTuple):
@@ -105,9 +106,9 @@ class Match(NamedTuple):
 
     path: str
     argument: str
-    """The argument's name, as the Trainer's own message has it."""
+    """The argument's name in the Trainer's own message."""
     calculate: Callable[[Arguments], Any] | None = None
-    """What it comes to, if that isn't the argument's value; tree.MISSING where it isn't known."""
+    """The value to equal, where that isn't the argument's own; tree.MISSING where it isn't known."""
 
     def value(self, arguments: Arguments) -> Any:
         return self.calculate(arguments) if self.calculate else arguments[self.argument]
@@ -173,7 +174,7 @@ def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _wrong(name: str, value: Any) -> tuple[str, str] | None:
-    """What is wrong with an argument's value, and what would be right."""
+    """The fault of an argument's value, and what would be right; None for a right one."""
     default = DEFAULTS.get(name)
     hint = f"The default is {default}."
     if name in FLAGS:
@@ -186,7 +187,7 @@ def _wrong(name: str, value: Any) -> tuple[str, str] | None:
         return None if value in known else (message, suggestion(str(value), known, hint))
     if not isinstance(default, (int, float)):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return f"is not a number: {value!r}", hint
     if name in WHOLE and not float(value).is_integer():
         return f"is not a whole number: {value!r}", hint
@@ -201,23 +202,23 @@ def names() -> frozenset[str]:
 def _from_file(file: str) -> dict[str, Any]:
     text = read_text(Path(file).expanduser())
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         import yaml
 
         try:
-            found = yaml.safe_load(text)
+            arguments = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError, ValueError) as error:
             raise DsrunError(f"is neither JSON nor YAML: {error}", where=file) from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise DsrunError(
             "holds no TrainingArguments", where=file, hint="As in learning_rate: 1e-4, one on each line."
         )
-    return {key: _value(value) if isinstance(value, str) else value for key, value in found.items()}
+    return {key: _value(value) if isinstance(value, str) else value for key, value in arguments.items()}
 
 
 def _value(text: str) -> Any:
-    """1e-4 as a number (YAML takes it for a text), True and true as a flag, anything else as it is."""
+    """The value of a text: 1e-4 is a number (YAML takes it for a text), True and true are flags."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if text.lower() in ("none", "null"):

@@ -30,12 +30,12 @@ def everything(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def get(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
     """The value at a dotted path, or `default` where the path leads nowhere."""
-    found: Any = data
+    value: Any = data
     for key in path.split("."):
-        if not isinstance(found, (dict, Mapping)) or key not in found:
+        if not isinstance(value, (dict, Mapping)) or key not in value:
             return default
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 def put(data: dict[str, Any], path: str, value: Any) -> None:
@@ -70,8 +70,8 @@ def under(path: str, parent: str) -> bool:
     return path == parent or path.startswith(parent + ".")
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equality as JSON has it: true is not 1, and 1.0 is."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
+def same(left: Any, right: Any) -> bool:
+    """Equality as in JSON: true is not 1, and 1.0 is."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    return bool(left == right)

@@ -14,6 +14,8 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.files import nearest_there, why_not_writable
 from dsrun.job.job import DataSpec, InputFile, Inputs, Job, ModelSpec, Prepared
 
+WORDS = {"model_dir": "the model folder", "train_rows": "the training rows", "eval_rows": "the held-out rows"}
+"""The fields of Prepared that are in the cache, and how messages call them."""
 RECIPE = 6
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""
 
@@ -27,7 +29,7 @@ def cache_root() -> Path:
 
 
 def check_cache() -> list[Problem]:
-    """Why nothing can be kept in the cache; empty if it can."""
+    """The problem that keeps anything from being written to the cache; empty where nothing does."""
     root = cache_root()
     if why := why_not_writable(nearest_there(root)):
         hint = "Name another folder: DSRUN_CACHE=/path"
@@ -36,21 +38,21 @@ def check_cache() -> list[Problem]:
 
 
 def prepared_paths(model: ModelSpec, data: DataSpec, adapter: str | None = None) -> Prepared:
-    """Where the model folder and the tokenised examples belong. Reads the files' content, writes nothing.
+    """The places of the model folder and the tokenised examples. Reads the files' content, writes nothing.
 
-    adapter: what training begins with beside the model, a folder or a file. Raises DsrunError for a file that is gone
-    or can't be read.
+    adapter: the folder or file of an adapter that training begins with. Raises DsrunError for a file that is gone or
+    can't be read.
     """
     return named(model, data, read_all(model, data, adapter))
 
 
 def model_dir(model: ModelSpec, data: DataSpec) -> str:
-    """Where the model folder belongs, for which no data are read. Raises DsrunError for a file that can't be read."""
+    """The place of the model folder alone; no data are read. Raises DsrunError for a file that can't be read."""
     return named(model, data, read_inputs(model, data, kinds=OF_MODEL)).model_dir
 
 
 def named(model: ModelSpec, data: DataSpec, inputs: Inputs) -> Prepared:
-    """The same for files that were read: names are made of what they were, wherever that was."""
+    """The places for files that were read before, on any host: their names are made of the files' digests."""
     root = cache_root()
     model_key = _model_key(model, inputs)
     folder = (
@@ -81,31 +83,27 @@ def named(model: ModelSpec, data: DataSpec, inputs: Inputs) -> Prepared:
 
 
 def places(prepared: Prepared) -> list[tuple[str, str]]:
-    """The paths in the cache that a job has, by their field of Prepared."""
-    found = [(what, getattr(prepared, what)) for what in ("model_dir", "train_rows", "eval_rows")]
-    return [(what, path) for what, path in found if path]
+    """The paths in the cache that a job has, each with its field of Prepared."""
+    return [(field, path) for field in WORDS if (path := getattr(prepared, field))]
 
 
-def check_name(job: Job, what: str, made_of: Inputs) -> None:
-    """Raise DsrunError where what this dsrun makes of these files has another name than the job has for it.
+def check_name(job: Job, field: str, made_of: Inputs) -> None:
+    """Raise DsrunError where this dsrun names an entry of the cache otherwise than the job does.
 
-    what: a field of Prepared.
+    field: the entry, as a field of Prepared. made_of: the files that were read.
     """
-    wanted, own = (getattr(one, what) for one in (job.prepared, named(job.model, job.data, made_of)))
-    if Path(wanted).name == Path(own).name:
+    planned = getattr(job.prepared, field)
+    if Path(planned).name == Path(getattr(named(job.model, job.data, made_of), field)).name:
         return
     reasons = f"dsrun {job.dsrun_version} planned it, and {__version__} may prepare in another way"
     if job.prepared.inputs is None:
         reasons = f"its data, its tokenizer or its model was changed, or {reasons}"
-    files = ", ".join(job.data.train_files if what == "train_rows" else needed(job.model, job.data))
+    files = ", ".join(job.data.train_files if field == "train_rows" else needed(job.model, job.data))
     raise DsrunError(
-        f"what the run was planned with ({WORDS[what]}) can't be made again: {reasons}",
+        f"what the run was planned with ({WORDS[field]}) can't be made again: {reasons}",
         where=files or job.model.location,
-        hint=f"Put back what was changed, or start a new run: dsrun finetune. In the cache it was {wanted}",
+        hint=f"Put back what was changed, or start a new run: dsrun finetune. In the cache it was {planned}",
     )
-
-
-WORDS = {"model_dir": "the model folder", "train_rows": "the training rows", "eval_rows": "the held-out rows"}
 
 
 def _model_key(model: ModelSpec, inputs: Inputs) -> str:
@@ -117,6 +115,7 @@ def _model_key(model: ModelSpec, inputs: Inputs) -> str:
     if model.source == "random":
         parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True), *tokenizer]
     elif model.source == "gguf":
+        # A line each, unlike by_time: another form would lose every entry that caches have.
         parts += [part for file in weights for part in (file.path, str(file.size), str(file.mtime_ns))]
     elif model.source == "chatglm":
         parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True), *tokenizer, *by_time]

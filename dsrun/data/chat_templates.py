@@ -1,4 +1,4 @@
-"""Chat templates: Jinja that makes a prompt of messages, rendered in a sandbox as transformers does, without it."""
+"""Chat templates: Jinja that makes a prompt of messages, rendered in a sandbox as transformers does, but without it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dsrun.files import read_json_object, read_text
 CHAT_TEMPLATE = "chat-template"
 """The prompt format that stands for the tokenizer's chat template, or for a file's."""
 OWN_FORMAT = "auto"
-"""The prompt format of a folder that nobody says anything about: its tokenizer's chat template, if it has one."""
+"""The prompt format of a folder where none is given: its tokenizer's chat template, if it has one."""
 SAMPLE = "dsrun asks whether this text stands in the prompt"
 
 
 def read_template(path: Path) -> str:
-    """The text of a template's file, once a question was rendered with it.
+    """The text of a template's file. A question is rendered with it first.
 
     Raises DsrunError where the file can't be read, is no Jinja, or leaves the question out of the prompt.
     """
@@ -27,17 +27,17 @@ def read_template(path: Path) -> str:
         raise DsrunError("is no file", where=str(path), hint="Name a file that holds the template.")
     text = read_text(path)
     try:
-        found = rendered(text, [{"role": "user", "content": SAMPLE}])
+        prompt = rendered(text, [{"role": "user", "content": SAMPLE}])
     except Exception as error:  # a template may do anything
         line = getattr(error, "lineno", None)
         where = f"{path}:{line}" if line else str(path)
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         hint = "It gets messages (role, content), add_generation_prompt, bos_token and eos_token."
         raise DsrunError(f"can't be rendered as a chat template: {reason}", where=where, hint=hint) from error
-    if SAMPLE not in found:
+    if SAMPLE not in prompt:
         hint = "As in {% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
         raise DsrunError(
-            f"leaves the question out of the prompt, which is {found[:80]!r}", where=str(path), hint=hint
+            f"leaves the question out of the prompt, which is {prompt[:80]!r}", where=str(path), hint=hint
         )
     return text
 
@@ -59,18 +59,13 @@ def rendered(
     answered: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """The prompt that the messages become, waiting for an answer unless they are answered.
+    """The prompt that the messages become. answered: the last of them is the answer; else the prompt waits for one.
 
-    As transformers renders it (utils/chat_template_utils.py), with no text for the tokens that begin and end one.
+    It is what transformers renders (utils/chat_template_utils.py), without the tokens that begin and end a text.
     Raises whatever Jinja and the template raise.
     """
-    return str(
-        environment()
-        .from_string(template)
-        .render(
-            messages=messages, tools=tools, add_generation_prompt=not answered, bos_token="", eos_token=""
-        )
-    )
+    values = {"messages": messages, "tools": tools, "bos_token": "", "eos_token": ""}
+    return str(environment().from_string(template).render(values, add_generation_prompt=not answered))
 
 
 def environment() -> Any:
@@ -80,7 +75,7 @@ def environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The block that marks an answer for transformers, which is what stands in it."""
+        """The block `generation`, which marks answers for transformers; it is rendered as its content."""
 
         tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -95,14 +90,13 @@ def environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _json
-    environment.globals |= {"raise_exception": refuse, "strftime_now": _now}
+    environment.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
+    }
     return environment
 
 
 def _json(value: Any, **options: Any) -> str:
-    """Jinja's own filter writes some letters as HTML does."""
+    """The filter `tojson` as transformers has it: Jinja's own escapes some letters for HTML."""
     return json.dumps(value, **{"ensure_ascii": False, **options})
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

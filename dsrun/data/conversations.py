@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dsrun.options.groups import FormatOptions
+from dsrun.options.table import FormatOptions
 
 AUTO = "auto"
-"""The format is told by the file's columns."""
+"""Data format: told by the file's columns."""
 PROMPT_RESPONSE, ALPACA, SHAREGPT, MESSAGES = "prompt-response", "alpaca", "sharegpt", "messages"
 TEXT = "text"
 """Plain text, every token of which is trained on."""
@@ -30,7 +30,7 @@ class BadRowError(ValueError):
 
     @property
     def kind(self) -> str:
-        """What such rows are counted by."""
+        """The kind of fault, by which such rows are counted."""
         return str(self).partition(":")[0]
 
 
@@ -45,26 +45,26 @@ class TextDocument(NamedTuple):
     begins: bool = True
     """Whether the document begins here; else the row before was a part of it."""
     ends: bool = True
-    """Whether it ends here; else the next row goes on with it."""
+    """Whether the document ends here; else the next row goes on with it."""
 
 
 Row = dict[str, Any] | TextDocument | BadRowError
 
 
 class Columns(NamedTuple):
-    """The columns of prompt-response rows, and of plain text; and what of them is empty."""
+    """Names of the columns of prompt-response rows and of plain text, and what counts as empty there."""
 
     prompt: str
     response: str
     history: str = "history"
-    """The earlier turns. It may be missing."""
+    """The column of earlier turns. A file may lack it."""
     text: str = "text"
     blanks: bool = False
     """Whether white space alone fills a prompt or a response, as in the reference recipe."""
 
     @property
     def names(self) -> tuple[str, str, str, str]:
-        """The columns alone."""
+        """The names of the columns alone."""
         return self[:4]
 
 
@@ -89,7 +89,7 @@ class Turn(NamedTuple):
     trained: bool = True
     """Whether the answer is trained on."""
     thoughts: str | None = None
-    """What stands before the answer and apart from it; None where the row has nothing apart."""
+    """Thoughts that the row keeps apart from the answer; None where it has no field for them."""
     calls: tuple[dict[str, Any], ...] = ()
     """Tools that the answer calls, in OpenAI's form, their arguments as objects."""
     results: tuple[dict[str, Any], ...] = ()
@@ -97,19 +97,19 @@ class Turn(NamedTuple):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether it takes a format that has words for tools."""
+        """Whether only a prompt format with words for tools can hold the turn."""
         return bool(self.calls or self.results)
 
 
 class Conversation(NamedTuple):
-    """At least one turn, of which at least one is trained on."""
+    """One turn or more, of which one at least is trained on."""
 
     turns: tuple[Turn, ...]
     system: str = ""
     unanswered: bool = False
-    """A last question without an answer was left off."""
+    """Whether a last question without an answer was left off."""
     tools: tuple[dict[str, Any], ...] = ()
-    """What the model may call: JSON schemas of functions."""
+    """Functions that the model may call, as JSON schemas."""
 
     @property
     def is_plain(self) -> bool:
@@ -118,12 +118,12 @@ class Conversation(NamedTuple):
 
     @property
     def upto_trained(self) -> Conversation:
-        """Without what comes after the last answer that is trained on."""
+        """The conversation without what comes after the last answer that is trained on."""
         last = max(number for number, turn in enumerate(self.turns) if turn.trained)
         return self._replace(turns=self.turns[: last + 1])
 
     def each_answer(self) -> list[Conversation]:
-        """A conversation for each answer that is trained on: it, and what came before it as history."""
+        """A conversation for each answer that is trained on: this answer, and all turns before it as history."""
         earlier = [turn._replace(trained=False) for turn in self.turns]
         return [
             self._replace(turns=(*earlier[:number], turn))
@@ -132,32 +132,32 @@ class Conversation(NamedTuple):
         ]
 
 
-def named_format(data_format: str, said: Collection[str]) -> str:
-    """The format that a user names, by its name or by its columns; AUTO where files are of both kinds, or nobody says.
+def named_format(data_format: str, given: Collection[str]) -> str:
+    """The format that a user names, by its name or by its columns; AUTO where columns of both kinds are given, or none.
 
-    said: the names of the options that the user gave.
+    given: the names of the options that the user gave.
     """
-    pairs, text = {"prompt_column", "response_column"} & set(said), "text_column" in said
+    pairs, text = {"prompt_column", "response_column"} & set(given), "text_column" in given
     if data_format != AUTO or bool(pairs) == text:
         return data_format
     return TEXT if text else PROMPT_RESPONSE
 
 
-def detect(found: Collection[str], columns: Columns) -> str | None:
+def detect(names: Collection[str], columns: Columns) -> str | None:
     """The format of rows with these columns; None for an unknown one."""
-    return next((name for name in FORMATS if not missing_columns(found, name, columns)), None)
+    return next((name for name in FORMATS if not missing_columns(names, name, columns)), None)
 
 
-def missing_columns(found: Collection[str], data_format: str, columns: Columns) -> list[str]:
-    """Columns that a format needs and that are not there."""
+def missing_columns(names: Collection[str], data_format: str, columns: Columns) -> list[str]:
+    """Columns that a format needs and that are not among these names."""
     chosen = FORMATS.get(data_format, FORMATS[PROMPT_RESPONSE])
     needed = chosen.columns(columns)
-    missing = [column for column in needed if column not in found]
+    missing = [column for column in needed if column not in names]
     return missing[:1] * (missing == list(needed)) if chosen.one_is_enough else missing
 
 
 def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | TextDocument:
-    """What a row holds. data_format: a key of FORMATS. Raises BadRowError where that is nothing to train on."""
+    """The content of a row. data_format: a key of FORMATS. Raises BadRowError where nothing in it can be trained on."""
     if isinstance(row, BadRowError):
         raise row
     return row if isinstance(row, TextDocument) else FORMATS[data_format].read(row, columns)
@@ -167,13 +167,8 @@ def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
     """The prompt and the response of a row as texts; None where either is missing or empty."""
     if not isinstance(row, dict):
         return None
-    prompt, response = (row.get(column) for column in columns)
-    if prompt is None or response is None:
-        return None
-    texts = (str(prompt), str(response))
-    if not all(map(is_text, texts)):
-        return None
-    return texts if texts[0].strip() and texts[1].strip() else None
+    prompt, response = ("" if row.get(column) is None else str(row[column]) for column in columns)
+    return (prompt, response) if all(text.strip() and is_text(text) for text in (prompt, response)) else None
 
 
 def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
@@ -216,16 +211,16 @@ def _messages(row: Mapping[str, Any], names: Sequence[str]) -> Conversation:
 
 
 class DataFormat(NamedTuple):
-    """What a row may be."""
+    """One of the forms that a row may have."""
 
     read: Callable[[Mapping[str, Any], Columns], Conversation | TextDocument]
-    """Raises BadRowError."""
+    """Makes the content of a row. Raises BadRowError."""
     columns: Callable[[Columns], tuple[str, ...]]
-    """Those that it needs, and is known by."""
+    """The columns that the format needs, and by which it is known."""
     one_is_enough: bool = False
-    """Of its columns."""
+    """Whether one of these columns will do."""
     also: Callable[[Columns], tuple[str, ...]] = lambda _: ()
-    """Columns that it reads where they are there."""
+    """Columns that it reads, too, where a file has them."""
 
 
 def _of_messages(*names: str) -> DataFormat:
@@ -252,7 +247,7 @@ FORMATS = {
     ),
     TEXT: DataFormat(_document, lambda columns: (columns.text,)),
 }
-"""In the order in which a file's columns are compared with them."""
+"""Data formats by name, in the order in which a file's columns are compared with theirs."""
 
 
 def unread_columns(names: Sequence[str], data_format: str, columns: Columns) -> list[str]:
@@ -265,9 +260,10 @@ def unread_columns(names: Sequence[str], data_format: str, columns: Columns) -> 
 def _conversation(
     messages: Sequence[Mapping[str, Any]], system: str, tools: tuple[dict[str, Any], ...] = ()
 ) -> Conversation:
-    """Questions and answers alternate; a system text may come first, a question without an answer last.
+    """The conversation in a list of messages. Raises BadRowError where their order makes none.
 
-    What a tool gave back takes a question's place, or stands before one.
+    Questions and answers alternate; a system text may come first, a question without an answer last. A tool's result
+    takes a question's place, or stands before one.
     """
     turns: list[Turn] = []
     question: str | None = None
@@ -290,7 +286,7 @@ def _conversation(
             raise BadRowError(f"has an answer without a question: message {number}")
         calls = _calls(message, text, number) if role == "assistant" else ()
         if message.get("role", message.get("from")) in CALLERS:
-            text = ""
+            text = ""  # it was the call itself, in JSON, and is in `calls` now
         if not text.strip() and not calls:
             raise EmptyRowError(f"has an empty message: message {number}")
         if role == "user":
@@ -324,8 +320,8 @@ def _role(message: Mapping[str, Any]) -> str:
 
 def _result(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """A tool's message, with the name and the call that it belongs to where the row says them."""
-    kept = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
-    return {"role": "tool", "content": text, **kept}
+    identity = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+    return {"role": "tool", "content": text, **identity}
 
 
 def _calls(message: Mapping[str, Any], text: str, number: int) -> tuple[dict[str, Any], ...]:

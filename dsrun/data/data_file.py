@@ -22,8 +22,8 @@ from dsrun.data.conversations import (
 )
 from dsrun.data.rows import FORMATS, first_rows, format_of, keys_of, kind_of, read_rows
 from dsrun.errors import DsrunError, Problem
-from dsrun.options.groups import FormatOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import FormatOptions
 
 COLUMN_FLAGS = tuple(
     flag_of(FormatOptions, name)
@@ -67,23 +67,22 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         hint = "Expected one JSON object, CSV record or Parquet row per example, or plain text."
         return [Problem("holds no rows", where, hint)]
     good = [row for row in rows if isinstance(row, dict)]
-    if any(isinstance(row, TextDocument) for row in rows) and data_format not in (AUTO, TEXT):
+    plain = any(isinstance(row, TextDocument) for row in rows)
+    if plain and data_format not in (AUTO, TEXT):
         hint = "Leave --data-format out; beside the columns of other files, say --text-column text."
         return [Problem(f"is plain text, and the files are to be {data_format}", where, hint)]
     if not good:
-        plain = any(isinstance(row, TextDocument) for row in rows)
-        return (
-            [] if plain else [Problem(f"no row can be read; the first {rows[0]}", where, _other_form(path))]
-        )
-    found = keys_of(rows)
-    kind = data_format if data_format != AUTO else detect(found, columns) or PROMPT_RESPONSE
-    if absent := missing_columns(found, kind, columns):
+        unread = f"no row can be read; the first {rows[0]}"
+        return [] if plain else [Problem(unread, where, _other_form(path))]
+    names = keys_of(rows)
+    kind = data_format if data_format != AUTO else detect(names, columns) or PROMPT_RESPONSE
+    if absent := missing_columns(names, kind, columns):
         read_in = " in its first line" if kind_of(path) == "csv" else ""
         return [
             Problem(
-                f"no column {column!r}{read_in}; there are: {', '.join(found)}",
+                f"no column {column!r}{read_in}; there are: {', '.join(names)}",
                 where,
-                _hint_for(column, kind, columns, found),
+                _hint_for(column, kind, columns, names),
             )
             for column in absent
         ]
@@ -91,7 +90,7 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
 
 
 def _other_form(path: Path) -> str:
-    """What a file is whose rows can't be read, where its beginning tells."""
+    """A hint at the form of a file whose rows can't be read, where its beginning tells; else empty."""
     with path.open(encoding="utf-8-sig") as file:
         first, second = file.readline().strip(), file.readline().strip()
     kind = kind_of(path)
@@ -107,43 +106,43 @@ def _other_form(path: Path) -> str:
 
 
 def _delimiter(header: str) -> str:
-    """A word for what divides the columns of a CSV whose whole header counts as one column; empty for nothing."""
+    """A word for the sign that divides the columns, where a CSV's whole header was read as one column; else empty."""
     words = {";": "semicolons", "\t": "tabs", "|": "bars"}
     return next((word for sign, word in words.items() if sign in header), "")
 
 
-def _hint_for(column: str, kind: str, columns: Columns, found: list[str]) -> str:
-    """How a missing column is named."""
+def _hint_for(column: str, kind: str, columns: Columns, names: list[str]) -> str:
+    """The next step for a missing column: the option that names it, and the likeliest name."""
     if kind not in (PROMPT_RESPONSE, TEXT):
         return f"The format {kind} needs it; --data-format names another."
     flags = dict(zip(columns.names, COLUMN_FLAGS, strict=True))
-    near = closest(column, found)
+    near = closest(column, names)
     if near and near.strip().casefold() == column.casefold():
         return f"Did you mean {near!r}? {flags[column]} {quote(near)}"
-    if kind == PROMPT_RESPONSE and len(found) == 1 and (word := _delimiter(found[0])):
+    if kind == PROMPT_RESPONSE and len(names) == 1 and (word := _delimiter(names[0])):
         return f"Its columns are divided by {word}: save it with commas, or with tabs as .tsv."
-    if kind == PROMPT_RESPONSE and len(found) == 1:  # there can't be two
-        return f"If it is plain text: {flags[columns.text]} {quote(found[0])}."
+    if kind == PROMPT_RESPONSE and len(names) == 1:  # there can't be two
+        return f"If it is plain text: {flags[columns.text]} {quote(names[0])}."
     return f"Name it with {flags[column]}."
 
 
 def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | None:
-    """Why none of the rows can be trained on; None where one can."""
-    whys = []
+    """The reason that none of the rows can be trained on; None where one can."""
+    reasons = []
     for row in rows:
         try:
             content_of(row, kind, columns)
         except BadRowError as error:
-            whys.append(str(error))
+            reasons.append(str(error))
         else:
             return None
     if kind == PROMPT_RESPONSE and all(texts_of(row, columns[:2]) is None for row in rows):
         return f"every row has an empty {columns.prompt!r} or {columns.response!r}"
-    return f"no row can be trained on as {kind}; the first {whys[0]}"
+    return f"no row can be trained on as {kind}; the first {reasons[0]}"
 
 
 def _neighbours(path: Path) -> str:
-    """What a file that isn't there may be."""
+    """A hint at what is meant by the name of a file that isn't there."""
     first, comma, _ = str(path).partition(",")
     if comma and Path(first).is_file():
         return "Several files: name each with a --train-file of its own."

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face Hub by name: `hf:OWNER/NAME`, read with `datasets` into a JSONL file in the cache.
 
-`hf:OWNER/NAME[@REVISION][/SUBSET][#SPLIT]`; the split is train unless it is said. No code of a data set is run: the
-library has no way to since its version 4.
+`hf:OWNER/NAME[@REVISION][/SUBSET][#SPLIT]`; the split is train where none is named. No code of a data set is run: the
+library can't since its version 4.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ AS_IN = "As in hf:tatsu-lab/alpaca, hf:OWNER/NAME/SUBSET or hf:OWNER/NAME#valida
 
 
 def local_file(path: Path, where: str) -> Path:
-    """The file itself; of a data set's name the JSONL file that holds its rows, made where the cache lacks it.
+    """The file itself, or for a data set's name a JSONL file of its rows, made where the cache lacks it.
 
-    The library asks the Hub what is newest, and takes its own cache where the Hub is out of reach. where: the option.
-    Raises DsrunError where there is no such data set or split, with the next step.
+    `datasets` asks the Hub for the newest revision, and takes its own cache where the Hub is out of reach. where: the
+    option. Raises DsrunError where there is no such data set or split, with the next step.
     """
     text = str(path)
     if not text.startswith(HUB):
         return path.absolute()
-    found = NAME.fullmatch(text)
-    if found is None:
+    name = NAME.fullmatch(text)
+    if name is None:
         raise DsrunError(f"{text!r} names no data set", where=where, hint=AS_IN)
     if importlib.util.find_spec("datasets") is None:
         hint = "Install it: pip install datasets"
         raise DsrunError(f"{text} needs the package datasets", where=where, hint=hint)
-    rows = _load(found, text, where)
-    name = re.sub(r"[^\w.-]", "_", text.removeprefix(HUB))
-    target = cache_root() / "datasets" / f"{name}-{rows._fingerprint}.jsonl"
+    rows = _load(name, text, where)
+    stem = re.sub(r"[^\w.-]", "_", text.removeprefix(HUB))
+    target = cache_root() / "datasets" / f"{stem}-{rows._fingerprint}.jsonl"
     if not target.exists():
         _write(rows, target, text, where)
     return target
 
 
-def _load(found: re.Match[str], text: str, where: str) -> Any:
+def _load(name: re.Match[str], text: str, where: str) -> Any:
     library = importlib.import_module("datasets")
     try:
         return library.load_dataset(
-            found["id"], found["subset"], split=found["split"] or "train", revision=found["revision"]
+            name["id"], name["subset"], split=name["split"] or "train", revision=name["revision"]
         )
     except library.exceptions.DatasetNotFoundError as error:
         hint = "Check the name; a gated one takes its terms accepted on its page, then `hf auth login`. Or pass a file."
@@ -62,7 +62,7 @@ def _load(found: re.Match[str], text: str, where: str) -> Any:
 
 
 def _write(rows: Any, target: Path, text: str, where: str) -> None:
-    """The whole file or none; two who write it write the same."""
+    """Write the whole file or none. Two processes that write it at once write the same."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:

@@ -1,7 +1,7 @@
 """The files that a run is made of: its data, its tokenizer and the weights that it starts from.
 
-They are read when a run is planned, and what they were stands in its job.json. Whoever reads them again (a run that
-goes on or is repeated, another host, command.sh) compares: first sizes and times, then content.
+They are read when a run is planned, and job.json has their sizes, times and digests. Whoever reads them again (a run
+that goes on or is repeated, another host, command.sh) compares: first sizes and times, then content.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ from dsrun.errors import Problem, raise_all
 from dsrun.files import explained
 from dsrun.job.job import DataSpec, InputFile, Inputs, Job, ModelSpec
 
-TRAIN, EVAL, TOKENIZER, CONFIG, WEIGHTS, ADAPTER = (
-    "train",
-    "eval",
-    "tokenizer",
-    "config",
-    "weights",
-    "adapter",
-)
-KINDS = (TRAIN, EVAL, TOKENIZER, CONFIG, WEIGHTS, ADAPTER)
+KINDS = ("train", "eval", "tokenizer", "config", "weights", "adapter")
+TRAIN, EVAL, TOKENIZER, CONFIG, WEIGHTS, ADAPTER = KINDS
 OF_MODEL = (TOKENIZER, CONFIG, WEIGHTS)
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -35,8 +28,8 @@ TOKENIZER_FILES = (
 ADAPTER_FILES = ("adapter_config.json", "config.json", "*.safetensors", "*.bin")
 BLOCK_BYTES = 1 << 20
 SAMPLES, SAMPLE_BYTES = 128, 128 << 10
-"""How a large file of weights is read: the number of samples, evenly from its header to its end, and the bytes of each.
-Training changes all of a file; to read all of it would take minutes for a large model, at every start."""
+"""Samples of a large file of weights, evenly from its header to its end: how many, and the bytes of each. Training
+changes a file everywhere, so samples will do; to read all of a large model would take minutes, at every start."""
 WHOLE_BYTES = SAMPLES * SAMPLE_BYTES
 """The size up to which files of weights are read whole."""
 
@@ -62,8 +55,8 @@ def read_inputs(
 ) -> Inputs:
     """The files of these kinds as they are here and now.
 
-    known: what they were; a file of the same size and time is taken to have the same content. Files that are gone are
-    left out. Raises DsrunError for one that can't be read.
+    known: the record to compare with: a file of the same size and time is taken to have the same content. Files that
+    are gone are left out. Raises DsrunError for one that can't be read.
     """
     recorded = {(file.kind, file.path): file for file in known.files} if known else {}
     files = []
@@ -77,7 +70,7 @@ def read_inputs(
 def read_all(
     model: ModelSpec, data: DataSpec, adapter: str | None = None, *, known: Inputs | None = None
 ) -> Inputs:
-    """The same of all kinds. Raises DsrunError also where something is gone without which there is no run."""
+    """The files of all kinds. Raises DsrunError also where a file is gone without which there is no run."""
     raise_all(Problem("is gone", path) for path in needed(model, data, adapter) if not Path(path).exists())
     return read_inputs(model, data, adapter, known=known)
 
@@ -90,13 +83,13 @@ def needed(model: ModelSpec, data: DataSpec, adapter: str | None = None) -> list
 
 def data_files(data: DataSpec, kind: str, digests: Iterable[str]) -> list[InputFile]:
     """The data files of a kind as they were read, with their digests."""
-    paths = [path for one, path in _paths_of_data(data) if one == kind]
-    found = []
+    paths = [path for kind_of_path, path in _paths_of_data(data) if kind_of_path == kind]
+    files = []
     for path, digest in zip(paths, digests, strict=True):
         with explained("can't be read", path):
             stat = path.stat()
-        found.append(InputFile(str(path), kind, stat.st_size, stat.st_mtime_ns, digest))
-    return found
+        files.append(InputFile(str(path), kind, stat.st_size, stat.st_mtime_ns, digest))
+    return files
 
 
 def _paths_of_data(data: DataSpec) -> Iterator[tuple[str, Path]]:
@@ -106,7 +99,7 @@ def _paths_of_data(data: DataSpec) -> Iterator[tuple[str, Path]]:
 
 
 def _paths(model: ModelSpec, data: DataSpec, adapter: str | None) -> Iterator[tuple[str, Path]]:
-    """The files by kind; those of a name that is made of them (cache.named) in the order in which they make it."""
+    """The files with their kinds, always in this order: `cache.named` makes names of their digests in a row."""
     yield from _paths_of_data(data)
     location = Path(model.location)
     if model.source == "random":
@@ -128,7 +121,7 @@ def _paths(model: ModelSpec, data: DataSpec, adapter: str | None) -> Iterator[tu
 
 
 def _weights(folder: Path) -> list[Path]:
-    """What the model is loaded from; a second copy in the older format lies in many folders, and is not read."""
+    """The files that the model is loaded from. A second copy in the older format, as many folders have, is left."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
@@ -180,21 +173,21 @@ def read_in_place(job: Job) -> bool:
 
 
 def kinds_read(job: Job, *, from_checkpoint: bool) -> set[str]:
-    """The kinds of files that the job's ranks read: those of which nothing is in the cache or in a checkpoint.
+    """The kinds of files that the job's ranks read: those that neither the cache nor a checkpoint stands for.
 
-    from_checkpoint: what is trained is loaded from one.
+    from_checkpoint: whether the trained weights are loaded from a checkpoint.
     """
     prepared = job.prepared
     rows = ((TRAIN, prepared.train_rows), (EVAL, prepared.eval_rows))
-    found = {kind for kind, path in rows if path and not Path(path).exists()}
+    kinds = {kind for kind, path in rows if path and not Path(path).exists()}
     if read_in_place(job) or not Path(prepared.model_dir).exists():
-        found |= {TOKENIZER, CONFIG}
+        kinds |= {TOKENIZER, CONFIG}
     if not Path(prepared.model_dir).exists():
-        found.add(WEIGHTS)
+        kinds.add(WEIGHTS)
     # Loaded from where they are, also where the cache has a folder with new tokens: it links to them.
     if job.model.source in ("folder", "chatglm") and (job.peft.freezes or not from_checkpoint):
-        found.add(WEIGHTS)
-    return found if from_checkpoint else {*found, ADAPTER}
+        kinds.add(WEIGHTS)
+    return kinds if from_checkpoint else {*kinds, ADAPTER}
 
 
 def check(job: Job, kinds: Collection[str], *, trust_times: bool) -> None:
@@ -211,40 +204,37 @@ def check(job: Job, kinds: Collection[str], *, trust_times: bool) -> None:
 
 
 def check_model(job: Job, *, from_checkpoint: bool) -> None:
-    """Raise DsrunError where what is loaded on this host, before any data, is not what the job was planned with."""
+    """Raise DsrunError where the model's files on this host, which are loaded first, are not those of the plan."""
     kinds = kinds_read(job, from_checkpoint=from_checkpoint).difference((TRAIN, EVAL))
     check(job, kinds, trust_times=True)
 
 
-# In words
-
-
-WORTH = {
+NOUNS = {
     TRAIN: "the data", EVAL: "the data", TOKENIZER: "the tokenizer", CONFIG: "the model's config",
     WEIGHTS: "the model's weights", ADAPTER: "the adapter",
 }  # fmt: skip
 
 
 def problems(before: Inputs, now: Inputs, kinds: Collection[str] = KINDS) -> list[Problem]:
-    """The differences as they are told, with what to do next below the last that it is for."""
-    found = differences(before, now, kinds)
-    hints = [_hint(before.host, now.host, one) for one in found]
+    """The differences as problems. A hint that several of them share stands below the last of these."""
+    changed = differences(before, now, kinds)
+    hints = [_hint(before.host, now.host, file) for file in changed]
     return [
-        Problem(in_words(one, before.host, now.host), one.path, "" if hint in hints[place + 1 :] else hint)
-        for place, (one, hint) in enumerate(zip(found, hints, strict=True))
+        Problem(in_words(file, before.host, now.host), file.path, "" if hint in hints[place + 1 :] else hint)
+        for place, (file, hint) in enumerate(zip(changed, hints, strict=True))
     ]
 
 
-def in_words(one: ChangedFile, host_before: str, host: str) -> str:
-    """What differs: that it is there, the size, or the content."""
+def in_words(changed: ChangedFile, host_before: str, host: str) -> str:
+    """The difference of a file in words: that it is there, or its size, or its content."""
     elsewhere = host != host_before
     then = f"on {host_before}, where the run was planned" if elsewhere else "when the run was planned"
     here = f" on {host}" if elsewhere else ""
-    if one.now is None:
-        return f"is not there{here}: {WORTH[one.kind]} that the run was planned with"
-    if one.before is None:
-        return f"is read as a part of {WORTH[one.kind]}{here}, and was not there {then}"
-    now, before = one.now, one.before
+    if changed.now is None:
+        return f"is not there{here}: {NOUNS[changed.kind]} that the run was planned with"
+    if changed.before is None:
+        return f"is read as a part of {NOUNS[changed.kind]}{here}, and was not there {then}"
+    now, before = changed.now, changed.before
     if now.size != before.size:
         sizes = f"{now.size:,} bytes{here}, {before.size:,} {then}"
     elif is_sampled(now):
@@ -253,13 +243,13 @@ def in_words(one: ChangedFile, host_before: str, host: str) -> str:
         digests = f"SHA-256 {now.digest[:12]}{here}, {before.digest[:12]} {then}"
         sizes = f"{now.size:,} bytes as before, other ones: {digests}"
     written = f"{datetime.fromtimestamp(now.mtime_ns / 1e9):%Y-%m-%d %H:%M:%S}"
-    return f"is not {WORTH[one.kind]} that the run was planned with: {sizes} (written {written})"
+    return f"is not {NOUNS[changed.kind]} that the run was planned with: {sizes} (written {written})"
 
 
-def _hint(host_before: str, host: str, one: ChangedFile) -> str:
-    restore = "Take it away" if one.before is None else "Put it back as it was"
+def _hint(host_before: str, host: str, changed: ChangedFile) -> str:
+    restore = "Take it away" if changed.before is None else "Put it back as it was"
     way_out = f"{restore}, or start a new run with what is there now: dsrun finetune."
-    if host != host_before:  # whose disks are one or two: nobody knows here
+    if host != host_before:  # whether the two share a disk can't be known here
         same = f"Every host has to read the same: copy {host_before}'s to {host}."
         return f"{same} If they share the folder it was changed since. {way_out}"
     return way_out

@@ -40,10 +40,10 @@ FORMATS = {
 }  # fmt: skip
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
-"""How many rows the check before a launch reads."""
+"""Rows of a file that are read to tell its format and columns, and to check it before a launch."""
 BLOCK_BYTES = 1 << 20
 PIECE_CHARACTERS = 1 << 20
-"""About how much of a plain text is one row: a whole corpus in one would be tokenised by one process, in one go."""
+"""Length of a plain text's rows, about: a corpus in one row would be tokenised by one process, in one go."""
 
 WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
 
@@ -51,8 +51,8 @@ WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
 def read_rows(path: Path, digest: _Hash | None = None) -> Iterator[tuple[int, Row]]:
     """Every row of a file as (number, row); number counts lines (JSONL), else rows, from 1.
 
-    digest: is given the file's bytes, all of them once the last row was taken. They are the bytes that the rows are
-    made of; of Parquet, which is not read in order, the file's after the last row.
+    digest: gets the bytes that the rows are made of, all of the file's once the last row was taken. Parquet is not read
+    in order; its bytes are read after the last row, by themselves.
     A row that can't be read comes as a BadRowError in its place; a file that can't be read raises DsrunError.
     """
     kind = kind_of(path)
@@ -72,7 +72,7 @@ def read_rows(path: Path, digest: _Hash | None = None) -> Iterator[tuple[int, Ro
 
 
 class _Tapped(io.RawIOBase):
-    """A file whose bytes a digest is given as they are read."""
+    """A file that gives its bytes to a digest as they are read."""
 
     def __init__(self, path: Path, digest: _Hash) -> None:
         self._file = path.open("rb", buffering=0)
@@ -101,7 +101,7 @@ def _text(file: BinaryIO, newline: str | None = None) -> io.TextIOWrapper:
 
 
 def _how_to_convert(path: Path) -> str:
-    """The command that makes UTF-8 of a file: UTF-16 has a mark, and what else Excel writes in China is GB18030."""
+    """The command that makes UTF-8 of a file. UTF-16 has a mark; Excel's other encoding in China is GB18030."""
     with path.open("rb") as file:
         utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     new = quote(f"{path.stem}-utf8{path.suffix}")
@@ -111,11 +111,11 @@ def _how_to_convert(path: Path) -> str:
 
 
 def weighted_file(text: str) -> tuple[Path, float]:
-    """What --train-file names: FILE or FILE:WEIGHT. A file whose own name ends like that is the file."""
-    found = WEIGHTED.fullmatch(text)
-    if found is None or Path(text).exists():
+    """The path and weight of --train-file: FILE or FILE:WEIGHT. A file whose name itself ends like that wins."""
+    match = WEIGHTED.fullmatch(text)
+    if match is None or Path(text).exists():
         return Path(text), 1.0
-    return Path(found["file"]), float(found["weight"])
+    return Path(match["file"]), float(match["weight"])
 
 
 def kind_of(path: Path) -> str:
@@ -134,7 +134,8 @@ def _read_jsonl(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
         if line.strip():
             row = _json_object(line)
             if number == 1 and isinstance(row, BadRowError) and line.lstrip().startswith("["):
-                _refuse_json(path)  # of a list with an object a line the last one, without a comma, is a row
+                # Refused at the first line: of a list with one object a line only the last, without a comma, is a row.
+                _refuse_json(path)
             yield number, row
 
 
@@ -209,13 +210,10 @@ def _read_parquet(path: Path, _file: BinaryIO) -> Iterator[tuple[int, Row]]:
         raise DsrunError(
             "Parquet needs pyarrow", where=str(path), hint="Install it: pip install pyarrow"
         ) from error
-    number = 0
     try:
         with pq.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+            batches = table.iter_batches(batch_size=1024)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
     except pa.ArrowException as error:
         raise DsrunError(f"is not Parquet: {error}", where=str(path)) from error
 
@@ -267,7 +265,7 @@ def format_of(path: Path, columns: Columns, data_format: str = AUTO) -> str:
 
 
 def first_rows(path: Path) -> list[Row]:
-    """The first CHECKED_ROWS of them. Raises DsrunError for a file that can't be read."""
+    """The first CHECKED_ROWS rows of a file. Raises DsrunError for a file that can't be read."""
     return [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
 
 

@@ -1,4 +1,4 @@
-"""How long the rows of a data file are, in a model's own tokens, without torch."""
+"""Lengths of a data file's rows, in a model's own tokens, without torch."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from dsrun.files import json_text
 from dsrun.job.job import DataSpec
 
 SPECIALS = 4
-"""About how many tokens a prompt format adds to a prompt: a start token, the roles, an end token."""
+"""Tokens that a prompt format adds to a prompt, about: a start token, the roles, an end token."""
 CHUNK = 512
 FRAME = 16
-"""The same, where it is to be enough for every format."""
-COVERED = 0.99
+"""Tokens that a prompt format adds to a prompt, at most: enough for every format."""
+COVERED_SHARE = 0.99
 MOST_CUT = 0.05
-"""Of the examples: where more would be cut, a run has to be told that this is meant."""
-ROUND = 64
+"""Share of examples that limits may cut. Where it would be more, the user has to say that this is meant."""
+LIMIT_STEP = 64
 QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
 TOOL = {"type": "function", "function": {"name": "a", "description": "a", "parameters": {"type": "object"}}}
 MOST_ROWS = 20_000
-"""Rows that are measured, at most: of a longer file an even sample."""
+"""Rows of a sample, at most: a longer file is measured by an even sample."""
 
 
 @dataclass(frozen=True)
 class SequenceLengths:
-    """Tokens of an example, all its prompts and responses together, as training would cut them."""
+    """Statistics of examples' lengths: tokens of all their prompts and responses, as training would cut them."""
 
     rows: int
-    """How many were measured."""
+    """How many rows were measured."""
     mean: float
     median: int
     p95: int
@@ -55,57 +55,59 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     """
     encode = _tokenizer(tokenizer_dir)
     source, target = data.max_source_length, data.max_target_length
-    whole: list[int] = []
+    lengths: list[int] = []
     cut = 0
     for contents in _chunks(data):
-        conversations = [one for one in contents if isinstance(one, Conversation)]
-        texts = encode([one.text for one in contents if isinstance(one, TextDocument)])
-        whole += [length for tokens in texts for length in _windows(tokens + 1, source + target)]
+        conversations = [content for content in contents if isinstance(content, Conversation)]
+        texts = encode([content.text for content in contents if isinstance(content, TextDocument)])
+        lengths += [length for tokens in texts for length in _windows(tokens + 1, source + target)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
             wanted = [(next(questions) + SPECIALS, next(answers) + 1) for _ in conversation.turns]
             if len(wanted) > 1:
                 cut += sum(map(sum, wanted)) > source + target
-                whole.append(min(sum(map(sum, wanted)), source + target))
+                lengths.append(min(sum(map(sum, wanted)), source + target))
             else:
                 ((prompt, response),) = wanted
                 cut += prompt > source or response > target
-                whole.append(min(prompt, source) + min(response, target))
-    if not whole:
+                lengths.append(min(prompt, source) + min(response, target))
+    if not lengths:
         columns = f"{data.prompt_column} and {data.response_column}, or {data.text_column}"
         raise DsrunError(f"has no row with {columns}", where=data.train_file)
-    whole.sort()
-    count = len(whole)
+    lengths.sort()
+    count = len(lengths)
     return SequenceLengths(
-        count, sum(whole) / count, whole[count // 2], whole[count * 95 // 100], whole[-1], cut / count
-    )  # fmt: skip
+        count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count
+    )
 
 
 class ExampleLength(NamedTuple):
-    """Tokens of an example: of its last response with the end mark, and of all before it."""
+    """Tokens of an example."""
 
     prompt: int
+    """Tokens of all that stands before the last response."""
     response: int
+    """Tokens of the last response with its end mark."""
     turns: int = 1
 
     def cut(self, source: int, target: int) -> bool:
-        """Whether these limits shorten it: several turns have both together (dsrun/training/data/prompts.py)."""
+        """Whether these limits shorten the example. Several turns share their sum (dsrun/training/data/prompts.py)."""
         if self.turns > 1:
             return self.prompt + self.response > source + target
         return self.prompt > source or self.response > target
 
 
 def example_lengths(data: DataSpec, tokenizer_dir: Path, chat_template: str = "") -> list[ExampleLength]:
-    """Of each training example, or of an even sample of many; not of documents, of which nothing is cut.
+    """The length of each training example, or of an even sample of many; without documents, which are never cut.
 
-    chat_template: the one that takes the place of the folder's. Rows that can't be read are left out, as training does.
+    chat_template: one that takes the place of the folder's. Rows that can't be read are left out, as training does.
     Raises DsrunError where there is no tokenizer.
     """
     encode = _tokenizer(tokenizer_dir)
     frames = _frames(tokenizer_dir, encode, chat_template)
-    found = []
+    lengths = []
     for contents in _chunks(data):
-        conversations = [one for one in contents if isinstance(one, Conversation)]
+        conversations = [content for content in contents if isinstance(content, Conversation)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
             pairs = [
@@ -113,19 +115,19 @@ def example_lengths(data: DataSpec, tokenizer_dir: Path, chat_template: str = ""
             ]
             *_, (_, last) = pairs
             prompt = sum(map(sum, pairs)) - last + frames.tools * bool(conversation.tools)
-            found.append(ExampleLength(prompt, last, len(pairs)))
-    return found
+            lengths.append(ExampleLength(prompt, last, len(pairs)))
+    return lengths
 
 
 def fitting(lengths: Sequence[ExampleLength], positions: int | None) -> tuple[int, int]:
-    """Limits of prompt and response that COVERED of the examples keep within, as far as the model's positions go.
+    """Limits of prompt and response that COVERED_SHARE of the examples keep to, as far as the model's positions go.
 
-    Of a pair that is too long for the model the response gets what the prompt leaves, and at least half.
+    Where the two are too long for the model, the response gets the positions that the prompt leaves, and at least half.
     """
-    rare = (1 - COVERED) / 2  # an example may be too long in either part
+    rare = (1 - COVERED_SHARE) / 2  # an example may be too long in either part
     place = math.ceil(len(lengths) * (1 - rare)) - 1
-    source = _rounded(sorted(one.prompt for one in lengths)[place])
-    target = _rounded(sorted(one.response for one in lengths)[place])
+    source = _rounded(sorted(length.prompt for length in lengths)[place])
+    target = _rounded(sorted(length.response for length in lengths)[place])
     if positions is not None and source + target > positions:
         target = min(target, max(positions // 2, positions - source))
         source = positions - target
@@ -133,7 +135,7 @@ def fitting(lengths: Sequence[ExampleLength], positions: int | None) -> tuple[in
 
 
 def _rounded(tokens: int) -> int:
-    return -(-tokens // ROUND) * ROUND
+    return -(-tokens // LIMIT_STEP) * LIMIT_STEP
 
 
 class Frames(NamedTuple):
@@ -141,13 +143,13 @@ class Frames(NamedTuple):
 
     question: int = FRAME
     answer: int = 1
-    """With the end mark."""
+    """Tokens around an answer, its end mark among them."""
     tools: int = 0
-    """Around the tools of a conversation: what they are, and how they are called."""
+    """Tokens around the tools of a conversation: what they are, and how they are called."""
 
 
 def _frames(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str) -> Frames:
-    """What the chat template adds; the usual where there is none, or it can't be rendered without transformers."""
+    """The tokens that the chat template adds; the usual number without a template that can be rendered here."""
     try:
         template = chat_template or folder_template(folder)
         if template is None:
@@ -157,11 +159,11 @@ def _frames(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_tem
         answer = thoughts.continuation(prompt, answered, Turn("", ""), thoughts.marks_in(template)).text
         question, whole = encode([prompt, answer])
         frames = Frames(max(FRAME, question), max(1, whole - 1))
-    except Exception:  # a template may do anything, and asks for what only transformers gives it
+    except Exception:  # a template may do anything, and may need what only transformers gives it
         return Frames()
     try:
         (with_tools,) = encode([rendered(template, [QUESTION], tools=[TOOL])])
-    except Exception:  # it may refuse tools in this form, and has other rows to take
+    except Exception:  # it may refuse tools in this form; the other figures stand
         return frames
     return frames._replace(tools=max(0, with_tools - question))
 
@@ -169,7 +171,7 @@ def _frames(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_tem
 def _counted(
     conversations: Sequence[Conversation], encode: Callable[[Sequence[str]], list[int]]
 ) -> tuple[Iterator[int], ...]:
-    """Tokens of each question (a first one with the system text) and of each answer, in order."""
+    """Tokens of each question and of each answer, in order. A first question has the system text and the tools."""
     questions, answers = [], []
     for conversation in conversations:
         before = conversation.system + "".join(map(json_text, conversation.tools))
@@ -199,7 +201,9 @@ def _chunks(data: DataSpec) -> Iterable[list[Conversation | TextDocument]]:
                 continue
             with suppress(BadRowError):
                 conversations.append(content_of(row, data_format, columns))
-            if len(conversations) > MOST_ROWS:  # every second of them is sample enough, and from now on, too
+            # The file's length isn't known before its end, and the sample is to be even: whenever it is full, every
+            # second row of it goes, and from here on only every second is taken.
+            if len(conversations) > MOST_ROWS:
                 del conversations[1::2]
                 step *= 2
     for start in range(0, len(conversations), CHUNK):
@@ -207,7 +211,7 @@ def _chunks(data: DataSpec) -> Iterable[list[Conversation | TextDocument]]:
 
 
 def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:
-    """A function from texts to their numbers of tokens."""
+    """A function that counts the tokens of texts. Raises DsrunError where the folder has no tokenizer to read."""
     if (folder / "tokenizer.json").is_file():
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         try:
@@ -220,7 +224,9 @@ def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:
             raise DsrunError(f"can't be read: {error}", where=str(folder / "tokenizer.json")) from error
 
         def count(texts: Sequence[str]) -> list[int]:
-            return [len(found.ids) for found in fast.encode_batch(list(texts), add_special_tokens=False)]
+            return [
+                len(encoding.ids) for encoding in fast.encode_batch(list(texts), add_special_tokens=False)
+            ]
 
         return count
     if (folder / "tokenizer.model").is_file():
@@ -244,7 +250,5 @@ def _missing(package: str) -> DsrunError:
     from dsrun.packages import install
 
     return DsrunError(
-        f"measuring a file needs {package}",
-        where="--train-file",
-        hint=f"Install it: {install(package)}",
+        f"measuring a file needs {package}", where="--train-file", hint=f"Install it: {install(package)}"
     )

@@ -19,20 +19,19 @@ from dsrun.data.conversations import THOUGHTS, BadRowError, Turn
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.words import listed
 
-AUTO, ON, OFF = "auto", "on", "off"
-CHOICES = (AUTO, ON, OFF)
+AUTO, ON, OFF = CHOICES = ("auto", "on", "off")
 """Thinking as the rows have it, always, or never."""
 WITH_THOUGHTS, WITHOUT_THOUGHTS = "answers_with_thoughts", "answers_without_thoughts"
-"""Keys of the report by which answers are counted where a template knows thoughts."""
-GIVEN = frozenset({
+"""Keys of the report that count answers, where the template knows thoughts."""
+FILLED_VARIABLES = frozenset({
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now",
 })  # fmt: skip
-"""Variables of a template that transformers itself fills, or that say what is asked."""
+"""Variables of a template that transformers itself fills, or that hold the conversation."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch thinking on and off: Qwen3, GLM-4.5, SmolLM3; DeepSeek-V3.1, Granite."""
-SHOWN = 120
-"""Characters of each text that a message about two of them shows."""
+EXCERPT_CHARACTERS = 120
+"""Length of the excerpts in a message that compares two texts."""
 
 
 class ThoughtMarks(NamedTuple):
@@ -46,20 +45,20 @@ USUAL_MARKS = ThoughtMarks("<think>", "</think>")
 
 
 class TemplateFacts(NamedTuple):
-    """What the source of a chat template says of thoughts and tools."""
+    """Facts about thoughts in a chat template, from its source."""
 
     switch: str | None
-    """The variable that switches thinking; None: there is none."""
+    """The variable that switches thinking on and off; None where the template has none."""
     fields: tuple[str, ...]
-    """The keys of a message that it takes thoughts from."""
+    """The keys of a message from which the template takes thoughts."""
     marks: ThoughtMarks | None
-    """What it writes around thoughts, or looks for in a content; None: it knows of none."""
+    """The marks that it writes around thoughts, or looks for in a content; None where it has none."""
     variables: frozenset[str]
-    """All that can be given to it."""
+    """All variables that can be given to it."""
 
     @property
     def knows_thoughts(self) -> bool:
-        """Whether thoughts are more to it than any other text."""
+        """Whether the template treats thoughts unlike other text."""
         return bool(self.fields or self.marks)
 
 
@@ -96,7 +95,7 @@ def _marks(texts: str) -> ThoughtMarks | None:
 
 
 def marks_in(template: str | Mapping[str, str] | None) -> ThoughtMarks | None:
-    """The marks alone, of a template that may be missing or broken, or the default one of several."""
+    """The marks of a template that may be missing or broken, or be several by name, of which the default one counts."""
     from jinja2 import TemplateSyntaxError
 
     if isinstance(template, Mapping):
@@ -125,7 +124,7 @@ def split(text: str, marks: ThoughtMarks) -> tuple[str | None, str]:
 
 
 def visible(text: str, marks: ThoughtMarks | None) -> str:
-    """A model's answer without its thoughts, also without thoughts that it didn't come to an end with."""
+    """A model's answer without its thoughts, finished or not."""
     if marks is None:
         return text
     before, closed, rest = text.partition(marks.close)
@@ -135,16 +134,19 @@ def visible(text: str, marks: ThoughtMarks | None) -> str:
 
 
 def begun(prompt: str, answer: str, marks: ThoughtMarks | None) -> str:
-    """A model's answer with the mark by which its prompt begins a thought, where it does. prompt: its end is enough."""
+    """A model's answer with the opening mark in front where that stands at the end of its prompt.
+
+    prompt: the prompt, or its last part.
+    """
     if marks is None or not prompt.rstrip().endswith(marks.open):
         return answer
     return f"{marks.open}\n{answer.lstrip()}"
 
 
 def separated(turn: Turn, facts: TemplateFacts) -> Turn:
-    """The turn with thoughts apart from its answer, where the template is one that knows thoughts.
+    """The turn with its thoughts apart from its answer, where the template knows thoughts.
 
-    An empty thought is none: it is how a template writes an answer without thoughts.
+    An empty thought counts as none: so a template writes an answer without thoughts.
     """
     if not facts.knows_thoughts or turn.thoughts is not None:
         return turn
@@ -171,28 +173,28 @@ def answer_message(turn: Turn, facts: TemplateFacts) -> dict[str, Any]:
 
 
 def thought_block(thoughts: str, marks: ThoughtMarks, gap: str = "\n") -> str:
-    """Thoughts between their marks, with what models write around them."""
+    """Thoughts between their marks, with the line breaks that models write around them."""
     return f"{marks.open}{gap}{thoughts}{gap}{marks.close}{gap}{gap}"
 
 
 class Continuation(NamedTuple):
-    """What the model has to say after a prompt."""
+    """The text that a model has to say after a prompt."""
 
     text: str
     restored: bool = False
-    """The template leaves the thoughts of an answered conversation out, or can't have none; here they are as the
-    prompt asks for them."""
+    """Whether thoughts were put back, or taken out: the template leaves those of an answered conversation out, or
+    always writes some. The text here has them as the prompt asks."""
 
 
 def continuation(prompt: str, answered: str, turn: Turn, marks: ThoughtMarks | None) -> Continuation:
-    """The text that follows `prompt` so that the conversation is answered as `answered` has it.
+    """The text that follows `prompt` so that the conversation is answered as in `answered`.
 
-    Both are renderings of one conversation by one template. turn: the last one, with its thoughts apart, which have to
-    be in the text. Raises BadRowError with both texts where nothing makes one of them the beginning of the other.
+    Both are renderings of one conversation by one template. turn: the last turn, with its thoughts apart; they have to
+    be in the text. Raises BadRowError with both renderings where they can't be reconciled.
     """
     wanted = (turn.thoughts or "").strip()
     written = answered[len(prompt) :]
-    # Thoughts of a few letters may stand in the answer as well.
+    # That the thoughts are somewhere in the text is not enough: short ones may stand in the answer as well.
     has_thoughts = not wanted or written.count(wanted) > turn.answer.count(wanted)
     if answered.startswith(prompt) and has_thoughts:
         return Continuation(written)
@@ -200,9 +202,12 @@ def continuation(prompt: str, answered: str, turn: Turn, marks: ThoughtMarks | N
         raise BadRowError("has thoughts that the chat template leaves out of an answered conversation")
     begun = _thought_at_end(prompt, marks)
     base = prompt[: begun.start()] if begun else prompt
+    # A prompt that closes an empty thought has no place for thoughts that this answer has.
     if marks is None or not answered.startswith(base) or (begun and begun["closed"] and wanted):
         raise _irreconcilable(prompt, answered)
-    # The rendering lost what the prompt begins: the thought is written as the prompt opens it, the rest as rendered.
+    # The two agree up to the thought that the prompt begins, and the rendering lost that thought. So the thought is
+    # written as the prompt opens it, and the rest as rendered. An empty thought in the rendering goes: else the answer
+    # would have two.
     written = answered[len(base) :]
     before, closed, rest = written.partition(marks.close)
     empty = not before.strip() or before.lstrip().startswith(marks.open)
@@ -228,20 +233,20 @@ def _irreconcilable(prompt: str, answered: str) -> BadRowError:
         (place for place, (left, right) in enumerate(zip(prompt, answered, strict=False)) if left != right),
         min(len(prompt), len(answered)),
     )
-    start = max(0, same - SHOWN // 2)
-    shown = [text[start : start + SHOWN] for text in (prompt, answered)]
+    start = max(0, same - EXCERPT_CHARACTERS // 2)
+    excerpts = [text[start : start + EXCERPT_CHARACTERS] for text in (prompt, answered)]
     return BadRowError(
         "can't be framed by the chat template, whose answered conversation doesn't begin with its prompt: "
-        f"{shown[0]!r} is asked, and {shown[1]!r} answered"
+        f"{excerpts[0]!r} is asked, and {excerpts[1]!r} answered"
     )
 
 
 def template_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """What --template-arg gives: NAME=VALUE, the value as JSON has it, else as a text. Raises DsrunError."""
+    """The values of --template-arg, each NAME=VALUE. A value is read as JSON, or else is a text. Raises DsrunError."""
     values: dict[str, Any] = {}
     for text in texts:
-        name, given, value = text.partition("=")
-        if not given or not name.isidentifier():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
             hint = "As in --template-arg enable_thinking=false"
             raise DsrunError(f"is no NAME=VALUE: {text!r}", where="--template-arg", hint=hint)
         try:
@@ -252,7 +257,7 @@ def template_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def not_a_template(prompt_format: str, arguments: Mapping[str, Any]) -> DsrunError:
-    """Why --thinking or --template-arg is refused with a prompt format of dsrun's own."""
+    """The error of --thinking or --template-arg beside a prompt format of dsrun's own."""
     return DsrunError(
         f"is for a chat template, and the prompt format is {prompt_format}",
         where="--template-arg" if arguments else "--thinking",
@@ -261,13 +266,13 @@ def not_a_template(prompt_format: str, arguments: Mapping[str, Any]) -> DsrunErr
 
 
 def check_arguments(facts: TemplateFacts, thinking: str, arguments: Mapping[str, Any]) -> None:
-    """Raise DsrunError for an argument that the template doesn't read, and for thinking that it can't switch."""
-    open_to_all = sorted(facts.variables - GIVEN)
-    reads = f"It reads {listed(open_to_all)}." if open_to_all else "It reads none: leave it out."
+    """Raise DsrunError for arguments that the template doesn't read, and for --thinking where it has no switch."""
+    readable = sorted(facts.variables - FILLED_VARIABLES)
+    reads = f"It reads {listed(readable)}." if readable else "It reads none: leave it out."
     problems = [
         Problem(f"the chat template has no variable {name!r}", "--template-arg", reads)
         for name in arguments
-        if name not in open_to_all
+        if name not in readable
     ]
     if thinking != AUTO and facts.switch is None:
         always = (
@@ -284,10 +289,10 @@ def check_arguments(facts: TemplateFacts, thinking: str, arguments: Mapping[str,
 def serving_arguments(
     template: str, thinking: str, arguments: Mapping[str, Any], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What a server has to give the template so that it asks as the model was trained.
+    """The arguments with which a server has to render the template, so that prompts look as in training.
 
-    counts: answers with and without thoughts in the training rows, by WITH_THOUGHTS and WITHOUT_THOUGHTS. Rows of both
-    kinds leave the switch to whoever asks.
+    counts: answers with and without thoughts in the training rows, by WITH_THOUGHTS and WITHOUT_THOUGHTS. Where rows
+    were of both kinds, the switch is left to whoever asks.
     """
     facts = facts_of(template)
     chosen = dict(arguments)
@@ -302,12 +307,14 @@ def serving_arguments(
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
-    """The template with these values where a server gives none. They print nothing."""
+    """The template with these values as defaults, for a server that gives none. They print nothing."""
     if not arguments:
         return template
     head = "".join(
-        # A value of JSON in Python's words is one of Jinja's, too.
+        # Jinja reads a value of JSON as Python writes it: True, None, 'text'.
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in arguments.items()
     )
-    return f"{head}{{{{ '' }}}}{template}"  # a block would take a line break with it that the template begins with
+    # Something is printed between, if only '': with trim_blocks the last block would swallow a line break at the
+    # template's beginning.
+    return f"{head}{{{{ '' }}}}{template}"

@@ -1,6 +1,6 @@
-"""Keys, tokens and passwords are hidden in what others read: screens, logs, pages, `--json`, files of a run.
+"""Keys, tokens and passwords are hidden in everything that others read: screens, logs, pages, `--json`, run folders.
 
-What holds one is judged in three ways, each in one place: by the name before it (`is_secret`: a variable's, an
+A secret is known in three ways, each in one place: by the name before it (`is_secret`: a variable's, an
 option's, a setting's, or that in a text like NAME=VALUE), by its own form (`ISSUED`), by its place in a URL or header.
 
 Sent to hosts as part of the probe: Python 3.8, its own library, nothing of dsrun.
@@ -50,7 +50,7 @@ ANOTHER = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""Names of what texts and models are made of, and of places: tokens of a vocabulary, keys of a dictionary, files."""
+"""Names of other things with the same words: tokens of a vocabulary, keys of a dictionary, paths of files."""
 KEY_ID = re.compile(r"ACCESS_?KEY_?ID$", re.IGNORECASE)
 SWITCH = re.compile(r"|\d{1,3}|true|false|yes|no|on|off", re.IGNORECASE)
 """HF_HUB_DISABLE_IMPLICIT_TOKEN=1 is no secret."""
@@ -62,7 +62,7 @@ NO_VALUE = re.compile(
     |(?:os\.)?(?:environ|getenv)\b.*|getpass\b.*|self\.\w+|args\.\w+|config\.\w+|lambda\b.*""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""What stands behind a name in code and in prose, and is no secret."""
+"""Words behind a name in code and in prose that are no secret."""
 
 
 # What issuers put before their keys, as their documentation and the rules of secret scanners show it.
@@ -97,7 +97,7 @@ ISSUED = re.compile(
 )
 """Keys by the form that their issuers gave them."""
 LONG = re.compile(r"[\w.~+/:=-]{12,}")
-"""What may hold such a key: few words of a log are as long."""
+"""Words long enough for such a key, of which a log has few."""
 PEM = re.compile(
     r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
     r"(?:(?!-----END)[\s\S]){0,20000}(?:-----END[^-]{0,60}-----)?"
@@ -120,18 +120,18 @@ IN_URLS = (
 )
 IN_QUERIES = re.compile(r"(?P<before>[?&;#](?P<name>[\w.%-]{1,60})=)(?P<value>[^\s&#;\"'<>]+)")
 SIGNED = re.compile(r"(?:^|_)(?:sig|signature|code)$", re.IGNORECASE)
-"""Names of what signs a URL."""
+"""Names of signatures in a URL."""
 BARE_PROXY = re.compile(r"(?P<before>^[^\s:/?#@]+:)\S+(?P<after>@)")
 """user:password@host:port, which proxy variables may hold without a scheme."""
 CREDENTIALS = re.compile(
     r"(?P<before>\b(?P<scheme>bearer|basic)\s{1,3})(?P<value>[\w.~+/=-]{6,4000})", re.IGNORECASE
 )
-"""What stands behind the name of a scheme in HTTP's headers."""
+"""Credentials behind the name of a scheme in HTTP's headers."""
 LOGIN = re.compile(
     r"(?P<before>(?:^|\s)(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]{1,100}:"
     r"|\bmachine\s{1,3}\S{1,200}\s{1,3}(?:login\s{1,3}\S{1,200}\s{1,3})?password\s{1,3})[^\s'\"]+"
 )
-"""curl's, and what .netrc holds."""
+"""Passwords in curl's options, and in a .netrc."""
 IN_NAMES = (
     "(?:(?<![a-z_])token(?!s)|(?<=[a-z_])token|secret|passw|passphrase|passcode|sshpass|key|auth|cred|bearer|cookie"
     "|pass|pwd|_pat|_sas|dsn|conn)"
@@ -156,18 +156,18 @@ BARE = re.compile(r"\S+")
 REST = re.compile(r"[^\n\"'\\]+")
 """A header's value: it may have several words."""
 PROSE = re.compile(r"[a-z]{1,12} [a-z]+(?![\w:=])")
-"""What follows a name and a colon in a sentence: "--api-key: what is given here"."""
+"""Words behind a name and a colon in a sentence: "--api-key: the key of your account"."""
 HEADER = re.compile(r"(?:proxy_?)?authorization|(?:set_?)?cookie", re.IGNORECASE)
 ENDS = ",;)]}'\"\\"
-"""What may stand behind a value, and belongs to the text around it."""
+"""Signs behind a value that belong to the text around it."""
 SIZE = re.compile(r".*\d[bmk]", re.IGNORECASE)
-"""A model's at its name's end: 8x7b."""
+"""A model's size at the end of its name: 8x7b."""
 WORD_AND_NUMBER = re.compile(r"[A-Za-z]+\d{1,4}[A-Za-z]?|\d+[A-Za-z]{1,8}")
 
 
 @lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
-    """Whether a variable, an option or a setting of this name holds what nobody else may see."""
+    """Whether a variable, an option or a setting of this name holds a secret."""
     return _says(name) is not None
 
 
@@ -319,7 +319,7 @@ def _without_named(line: str) -> str:
 
 
 def _is_value(name: str, plainly: bool, sign: str | None, value: str, *, quoted: bool) -> bool:
-    """Whether what stands behind a name in a text is a secret. plainly: the name says that one is there."""
+    """Whether the text behind a name is a secret. plainly: the name says that one is there."""
     value = value if quoted else value.rstrip(ENDS)
     if NO_VALUE.fullmatch(value) or SWITCH.fullmatch(value) or (not quoted and value[:1] in "([{<"):
         return False

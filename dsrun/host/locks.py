@@ -1,6 +1,6 @@
-"""What tells that a file system has no locks. The probe takes this file along to other hosts."""
+"""Signs of a file system without locks. Sent to hosts as part of the probe."""
 
 import errno
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
-"""What flock(2) fails with where the file system has none."""
+"""Errors of flock(2) where the file system has no locks."""

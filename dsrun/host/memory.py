@@ -1,6 +1,6 @@
-"""This host's memory: the machine's, within the limits of the cgroups that a container or a scheduler puts around it.
+"""The memory of this machine, within the limits of the cgroups that a container or a scheduler puts around a process.
 
-Sent to hosts as part of the probe: Python 3.8, its own library, nothing of dsrun.
+Sent to hosts as part of the probe: Python 3.8, its own library.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+from dsrun.host.system import first_number, pairs_of, text_of
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60
@@ -20,13 +22,13 @@ class HostRam(NamedTuple):
     total: int
     """Memory of the machine or, if less, its cgroup's limit."""
     available: int
-    """For a new job, without swapping."""
+    """Memory for a new job, without swapping."""
     limited: bool
-    """By a cgroup: a container's, or a job scheduler's."""
+    """Whether a cgroup sets the limit: a container's, or a job scheduler's."""
 
 
 def host_ram(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> HostRam:
-    """This host's memory: the machine's, or the tightest cgroup's on the way up from this process's own."""
+    """The machine's memory, or that of the tightest cgroup on the way up from this process's own."""
     ram = HostRam(*_machine_ram(), False)
     for folder in cgroup_folders(root, own):
         limit = first_number(folder, "memory.max", "memory.limit_in_bytes")
@@ -41,7 +43,7 @@ def host_ram(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> HostRam:
 
 
 def _machine_ram() -> tuple[int, int]:
-    """Bytes in all, and available ones."""
+    """Bytes of the whole machine, and those that are available."""
     rows = pairs_of(text_of("/proc/meminfo"), ":")
     total, available = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, available
@@ -49,49 +51,31 @@ def _machine_ram() -> tuple[int, int]:
 
 def cgroup_folders(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "memory") -> list[Path]:
     """The cgroup folders of this process that may limit memory (or what the controller counts), the root's first."""
-    found = [root, root / controller]
+    folders = [root, root / controller]
     for line in text_of(own).splitlines():
+        # "0::/path" in cgroup v2; "4:memory:/path" in v1, where each controller has a tree of its own.
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and controller not in controllers.split(","):
             continue
         folder = root / controller if controllers else root
         for part in Path(path.lstrip("/")).parts:
             folder = folder / part
-            found.append(folder)
-    return [folder for folder in found if folder.is_dir()]
+            folders.append(folder)
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def oom_kills(root: Path = CGROUPS) -> int:
-    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
-    found = []
-    for folder in cgroup_folders(root):
-        for name in ("memory.events", "memory.oom_control"):
-            found += _oom_counter(folder / name)
-    return max(found) if found else max(_oom_counter(Path("/proc/vmstat")), default=0)
+    """The number of processes that the kernel's OOM killer has ended in this process's cgroups, or on the machine."""
+    folders = cgroup_folders(root)
+    counts = [
+        count
+        for folder in folders
+        for name in ("memory.events", "memory.oom_control")
+        for count in _oom_counter(folder / name)
+    ]
+    return max(counts or _oom_counter(Path("/proc/vmstat")), default=0)
 
 
 def _oom_counter(path: Path) -> list[int]:
-    found = re.findall(r"^oom_kill (\d+)$", text_of(path), re.MULTILINE)
-    return [int(number) for number in found]
-
-
-def first_number(folder: Path, *names: str) -> int | None:
-    """The number in the first of the files that holds one; None where none does."""
-    for name in names:
-        text = text_of(folder / name).strip()
-        if text.isdecimal():
-            return int(text)
-    return None
-
-
-def text_of(path: str | Path) -> str:
-    """A file's text; empty where it can't be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def pairs_of(text: str, sign: str) -> dict[str, str]:
-    """What a file like /proc/meminfo says, by name."""
-    return dict(line.split(sign, 1) for line in text.splitlines() if sign in line)
+    """The count in a file, as a list; empty where it has none."""
+    return [int(number) for number in re.findall(r"^oom_kill (\d+)$", text_of(path), re.MULTILINE)]

@@ -27,10 +27,10 @@ from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoi
 ASIDE = "aside"
 """The mark of a checkpoint that was left for an older one; it holds why."""
 CHOICE = "resume.json"
-"""What the user says of the checkpoint to go on from: a `CheckpointChoice`, for the ranks."""
+"""The file with which the user's `CheckpointChoice` reaches the ranks."""
 BLOCK_BYTES = 1 << 20
 LOST = (errno.ENOENT, errno.EIO, errno.ENODATA, errno.EUCLEAN)
-"""What the system says of a file whose content is gone. Anything else it says may be over in a minute."""
+"""Error numbers of a file whose content is gone. After any other the next attempt may succeed."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class WrittenFile:
 
     @classmethod
     def of(cls, path: Path, rank: int) -> WrittenFile:
-        """The file that was just written. Raises OSError."""
+        """Size and digest of the file that was just written. Raises OSError."""
         return cls(*_digest(path), rank)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the mark of a whole checkpoint says."""
+    """The content of a whole checkpoint's mark."""
 
     step: int
     """Steps done."""
     layout: Mapping[str, Any]
-    """See Backend.layout (dsrun/training/engines); empty where nothing is said."""
+    """See Backend.layout (dsrun/training/engines); empty in a mark that has none."""
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """By their paths in the checkpoint's folder; empty in the mark of an older dsrun."""
+    """Files by their paths in the checkpoint's folder; empty in the mark of an older dsrun."""
 
     def text(self) -> str:
         """The mark's content."""
@@ -68,7 +68,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class CheckpointChoice:
-    """What the user says of the checkpoint to go on from."""
+    """Which checkpoint the user wants to go on from, and how well it is looked at first."""
 
     step: int | None = None
     """The checkpoint after this step; None: the newest whole one."""
@@ -83,17 +83,18 @@ def read_mark(folder: Path) -> Mark:
         text = (folder / MARK).read_bytes().decode("utf-8").rstrip("\n")
         fields = json.loads(text)
         if "crc32" in fields or "files" in fields:
+            # Taken over the text as it stands: the parsed fields, written anew, need not give the same text.
             content, _, digest = text.removesuffix('"}').rpartition(', "crc32": "')
             if f"{zlib.crc32(f'{content}}}'.encode()):08x}" != digest:
                 raise damaged
         layout = fields.get("layout", {})
-        files = {name: WrittenFile(**one) for name, one in fields.get("files", {}).items()}
+        files = {name: WrittenFile(**entry) for name, entry in fields.get("files", {}).items()}
         mark = Mark(int(fields.get("step", step_of(folder))), dict(layout), files)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged from error
     if mark.step != step_of(folder):
-        what = f"is damaged: its mark `{MARK}` is of the checkpoint after step {mark.step}"
-        raise DsrunError(what, where=str(folder))
+        fault = f"is damaged: its mark `{MARK}` is of the checkpoint after step {mark.step}"
+        raise DsrunError(fault, where=str(folder))
     return mark
 
 
@@ -129,10 +130,12 @@ def _by_sizes(folder: Path, mark: Mark) -> str:
     return f"is damaged: {strange[0]} was not written with it" if strange else ""
 
 
-def damage_by_digests(folder: Path, mark: Mark, names: Iterable[str]) -> str:
-    """What is wrong with these files of a checkpoint by their digests, in words; empty where nothing is. All of each
-    is read. Raises OSError where one can't be, and isn't lost."""
-    for name in names:
+def damage_by_digests(folder: Path, mark: Mark, paths: Iterable[str]) -> str:
+    """What is wrong with these files of a checkpoint by their digests, in words; empty where nothing is.
+
+    Each file is read whole. Raises OSError where a file can't be read now but may be later.
+    """
+    for name in paths:
         written = mark.files[name]
         try:
             size, digest = _digest(folder / name)
@@ -148,7 +151,7 @@ def damage_by_digests(folder: Path, mark: Mark, names: Iterable[str]) -> str:
 
 
 def _digest(path: Path) -> tuple[int, str]:
-    """Bytes of a file, and their CRC-32."""
+    """Size of a file in bytes, and its CRC-32."""
     size = digest = 0
     with path.open("rb", buffering=0) as file:
         block = memoryview(bytearray(BLOCK_BYTES))
@@ -164,8 +167,8 @@ def named_checkpoint(run_dir: Path, step: int) -> Path:
     folder = next((path for path in whole if step_of(path) == step), None)
     if folder is None:
         steps = ", ".join(str(step_of(path)) for path in whole)
-        what = f"there is no whole checkpoint after step {step}"
-        raise DsrunError(what, where="--checkpoint", hint=f"There are: {steps or 'none'}.")
+        fault = f"there is no whole checkpoint after step {step}"
+        raise DsrunError(fault, where="--checkpoint", hint=f"There are: {steps or 'none'}.")
     if why := _damage_in_words(folder):
         raise DsrunError([unreadable(folder, why)])
     return folder
@@ -176,13 +179,14 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
 
     Raises DsrunError where all of them are damaged: a run that has done something doesn't begin again unasked.
     """
-    passed: list[str] = []
+    damaged: list[str] = []
     for folder in reversed(whole_checkpoints(run_dir)):
         why = _damage_in_words(folder)
         if not why:
-            return folder, passed
-        passed.append(f"{folder.name} {why}")
-    lines = passed or [f"{one.folder.name} {one.state}" for one in states(run_dir) if one.damaged]
+            return folder, damaged
+        damaged.append(f"{folder.name} {why}")
+    # None is whole. Where some were put aside as damaged, beginning at step 0 would throw the run's work away.
+    lines = damaged or [f"{state.folder.name} {state.state}" for state in states(run_dir) if state.damaged]
     if lines:
         raise none_whole(run_dir, lines)
     return None, []
@@ -194,7 +198,7 @@ def _damage_in_words(folder: Path) -> str:
 
 
 def unreadable(folder: Path, why: str) -> Problem:
-    """The checkpoint that was chosen can't be read."""
+    """The problem of a checkpoint that was chosen and can't be read."""
     others = ", ".join(
         str(step_of(path)) for path in whole_checkpoints(folder.parent.parent) if path != folder
     )
@@ -203,14 +207,15 @@ def unreadable(folder: Path, why: str) -> Problem:
 
 
 def none_whole(run_dir: Path, lines: Iterable[str]) -> DsrunError:
-    """No checkpoint can be read. lines: why, one for each."""
-    what = "none of its checkpoints can be read:\n    " + "\n    ".join(lines)
+    """The error of a run of which no checkpoint can be read. lines: why, one for each."""
+    fault = "none of its checkpoints can be read:\n    " + "\n    ".join(lines)
     again = shlex.join(["dsrun", "rerun", str(run_dir)])
-    return DsrunError(what, where=str(run_dir), hint=f"From its beginning: {again}")
+    return DsrunError(fault, where=str(run_dir), hint=f"From its beginning: {again}")
 
 
 def put_aside(folder: Path, why: str) -> None:
     """Take a checkpoint out of those that are gone on from. The next one that is written takes its room."""
+    # Why goes first: a checkpoint without both would look as if it had never been written to its end.
     with contextlib.suppress(OSError):
         (folder / ASIDE).write_text(json_text({"why": why}) + "\n", encoding="utf-8")
     (folder / MARK).unlink(missing_ok=True)
@@ -218,7 +223,7 @@ def put_aside(folder: Path, why: str) -> None:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """A folder of a checkpoint, and how it stands."""
+    """A checkpoint's folder, and whether it can be gone on from."""
 
     folder: Path
     state: str
@@ -253,13 +258,13 @@ def _state(folder: Path) -> CheckpointState:
 
 
 def put_choice(run_dir: Path, choice: CheckpointChoice) -> None:
-    """Tell the ranks what the user says. Raises DsrunError where it can't be written."""
+    """Write the user's choice for the ranks. Raises DsrunError where it can't be written."""
     write_atomic(run_dir / CHOICE, json_text(asdict(choice)) + "\n")
 
 
 def choice_of(run_dir: Path) -> CheckpointChoice:
-    """What `put_choice` wrote; of a run without it, or an older dsrun's, the newest. Raises DsrunError where that is
-    no choice."""
+    """The choice that `put_choice` wrote, or the newest checkpoint where there is none. Raises DsrunError where the
+    file holds no choice."""
     if not (run_dir / CHOICE).exists():
         return CheckpointChoice()
     try:

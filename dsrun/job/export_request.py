@@ -19,13 +19,13 @@ class ExportRequest:
     checkpoint: str | None
     """None: nothing is written, and what the folders hold is looked at."""
     folders: dict[str, str]
-    """What is written where: kinds as in `export_folders`, the one to be asked first."""
+    """Folder by kind, as in `export_folders`, the one to look into first at the beginning."""
     digests: bool = True
-    """Whether the checkpoint's files are compared with their digests before."""
+    """Whether the checkpoint's files are compared with their digests first."""
 
 
 def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:
-    """What a job's end writes, by kind, the folder to be asked first.
+    """Folders that a job's end writes, by kind, the one to look into first at the beginning.
 
     "model": the trained model, or the one that LoRA was trained on with it merged. "adapter": what was trained beside
     the model. "model-chatglm": the model in the format that it came in.
@@ -44,5 +44,5 @@ def to_json(request: ExportRequest) -> str:
 
 
 def export_request(text: str) -> ExportRequest:
-    """The ExportRequest that `to_json` wrote."""
+    """The request that `to_json` wrote."""
     return ExportRequest(**json.loads(text))

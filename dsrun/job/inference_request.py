@@ -15,7 +15,7 @@ class InferenceModel:
     """The model that answers, and its device."""
 
     folder: str
-    """A model's, in transformers' format or ChatGLM's, or an adapter's that names its model."""
+    """Folder of a model in transformers' or ChatGLM's format, or of an adapter that names its model."""
     prompt_format: str
     """A name in dsrun/training/data/prompts.py."""
     accelerator: str
@@ -25,7 +25,7 @@ class InferenceModel:
     adapter: str | None = None
     """Folder or file of an adapter for the model in `folder`."""
     thinking: str = "auto"
-    """Whether the chat template is to ask for thoughts: "on", "off", or "auto", as it does by itself."""
+    """Whether the chat template asks for thoughts: "on", "off", or "auto", the template's own choice."""
     template_args: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template."""
     answers: dict[str, int] = field(default_factory=dict)
@@ -49,17 +49,17 @@ class Decoding:
 
 
 CHATGLM2 = Decoding(temperature=0.95, top_p=0.7, top_k=50)
-"""How ChatGLM2's own evaluation draws (ptuning/main.py); the top-k is what transformers 4.30 took unless told."""
+"""The sampling of ChatGLM2's own evaluation (ptuning/main.py); its top-k is the default of transformers 4.30."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to be had."""
+    """A conversation, or its only question."""
 
     model: InferenceModel
     decoding: Decoding
     max_new_tokens: int
-    """Of one answer."""
+    """Longest answer, in tokens."""
     system: str | None = None
     prompt: str | None = None
     """The only question; "-": the questions are on stdin; None: in the terminal."""
@@ -82,7 +82,7 @@ class EvaluationRequest:
     """The file that the answers go to."""
     overwrite: bool
     metrics: str
-    """How they are scored: as finetune's option says it."""
+    """How answers are scored: a value of finetune's option of the same name."""
 
 
 def to_json(request: ChatRequest | EvaluationRequest) -> str:
@@ -91,12 +91,12 @@ def to_json(request: ChatRequest | EvaluationRequest) -> str:
 
 
 def chat_request(text: str) -> ChatRequest:
-    """The ChatRequest that `to_json` wrote."""
+    """The request that `to_json` wrote."""
     return ChatRequest(**_parts(text))
 
 
 def evaluation_request(text: str) -> EvaluationRequest:
-    """The EvaluationRequest that `to_json` wrote."""
+    """The request that `to_json` wrote."""
     raw = _parts(text)
     return EvaluationRequest(**{**raw, "data": DataSpec(**raw["data"])})
 

@@ -21,7 +21,7 @@ from dsrun.errors import BOUNDLESS, DsrunError
 from dsrun.files import json_text, read_text_inside, write_atomic
 from dsrun.host.hiding import HIDDEN, shown, shown_arguments, shown_value
 from dsrun.job.layout import JOB, LAST_FROM_STEPS, SECRETS
-from dsrun.options.groups import (
+from dsrun.options.table import (
     CheckpointOptions,
     ComputeOptions,
     EncodingOptions,
@@ -54,7 +54,7 @@ class ModelSpec:
     "random" the "seed"; for "gguf" what its header says under the config's names.
     tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
     chat_template: Jinja in the place of the tokenizer's own; empty: that one. special_tokens: what the tokenizer lacks
-    and gets, with a row of the embeddings each.
+    and gets, each with a row of the embeddings.
     thinking: "auto", "on" or "off", and template_args: variables for the chat template (dsrun/data/thoughts.py).
     """
 
@@ -74,7 +74,7 @@ class ModelSpec:
 
     @property
     def tells_template(self) -> bool:
-        """Whether the chat template is told anything that decides how examples look."""
+        """Whether the chat template gets an argument that decides how examples look."""
         return self.thinking != "auto" or bool(self.template_args)
 
 
@@ -112,15 +112,15 @@ class TrainingSpec(
         return self.last_checkpoint and steps >= LAST_FROM_STEPS
 
     def keeps_last(self, steps: int) -> bool:
-        """Whether that one stays: where others do."""
+        """Whether that last checkpoint stays when the model is written: it does where others do."""
         return steps > self.save_steps
 
     optimizer_params: dict[str, Any] = field(default_factory=dict)
-    """Of an optimizer that DeepSpeed can't make from its config, so that the ranks make it."""
+    """Parameters of an optimizer that the ranks make, because DeepSpeed can't make it from its config."""
 
 
 LOCAL = "localhost"
-"""How a job's hosts call the machine that dsrun itself runs on."""
+"""The name of the machine that dsrun itself runs on, among a job's hosts."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def devices_text(hosts: Sequence[HostDevices]) -> str:
 
 
 def _numbers_text(numbers: Sequence[int]) -> str:
-    """0,1 or 0-7: three and more that follow each other are a range."""
+    """Numbers as "0,1" or "0-7": three or more in a row are a range."""
     first, last = min(numbers, default=0), max(numbers, default=0)
     if len(numbers) > 2 and list(numbers) == list(range(first, last + 1)):
         return f"{first}-{last}"
@@ -166,27 +166,27 @@ def _numbers_text(numbers: Sequence[int]) -> str:
 
 
 def node_shape(hosts: Sequence[HostDevices]) -> tuple[int, int]:
-    """Ranks of each host, and the hosts, as a config counts them; all in one where hosts have different numbers."""
+    """Ranks of each host, and how many hosts, as a config counts them; all ranks on one host where hosts differ."""
     counts = {len(host.devices) for host in hosts}
     return (counts.pop(), len(hosts)) if len(counts) == 1 else (world_size_of(hosts), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpSpec:
-    """How a job is trained with FSDP2, which has no config file: what stands in ds_config otherwise."""
+    """How a job is trained with FSDP2, which has no config file like DeepSpeed's."""
 
     micro_batch: int
     """Rows per rank and micro-step."""
     grad_accum: int
     """Micro-steps per optimizer step."""
     grad_clip: float
-    """The gradient's largest norm; 0: whatever it is."""
+    """The gradient's largest norm; 0: no limit."""
     shard_ranks: int
     """Neighbouring ranks that share one copy of the model: all of them, or a divisor of their number."""
     offload: bool = False
     """Weights, gradients and optimizer states are in host memory between their uses."""
     whole_gradients: bool = False
-    """Until a step's last micro-step each rank keeps whole gradients, and reduces them once."""
+    """Whether each rank keeps whole gradients until a step's last micro-step, and reduces them once."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files that a run is made of, and the host on which they were read."""
+    """The files that a run is made of, and the host that read them."""
 
     host: str
     files: tuple[InputFile, ...]
@@ -224,12 +224,12 @@ class Prepared:
     train_rows: str
     eval_rows: str | None
     inputs: Inputs | None = None
-    """What they are made of; None where a run of an older dsrun is read."""
+    """The files that they are made of; None in the job.json of an older dsrun."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OnHosts:
-    """What every job has. hosts: in the order of ranks."""
+    """The fields of every job. hosts: in the order of ranks."""
 
     run_dir: str
     hosts: tuple[HostDevices, ...]
@@ -240,17 +240,18 @@ class _OnHosts:
         return world_size_of(self.hosts)
 
     def shown(self) -> dict[str, Any]:
-        """Its fields for a screen, without secrets."""
+        """The job's fields for a screen, without secrets."""
         return _divided(dataclasses.asdict(self))[0]
 
     def to_json(self) -> str:
-        """The text of job.json, without secrets; "secrets": where in it they would be."""
+        """The text of job.json, without secrets; its "secrets" lists where in it they belong."""
         public, secrets = _divided(dataclasses.asdict(self))
         held = {"secrets": [path for path, _ in secrets]} if secrets else {}
         return json_text({**public, **held}, indent=2) + "\n"
 
     def write(self) -> None:
-        """Write job.json into the run's folder and, before it, what it hides. Raises DsrunError."""
+        """Write job.json into the run's folder, and its secrets into a file beside it. Raises DsrunError."""
+        # Secrets first: a job.json whose secrets are not there yet could not be run.
         beside = Path(self.run_dir) / SECRETS
         _, secrets = _divided(dataclasses.asdict(self))
         if secrets:
@@ -264,7 +265,7 @@ class _OnHosts:
 class Job(_OnHosts):
     """A fine-tune. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
 
-    prediction: what the planner said it will take (jobs.assembly.memory_check.prediction); None where it said nothing.
+    prediction: the planner's estimate (jobs.assembly.checks.memory_check.prediction); None where it made none.
     launcher: the name of a module in dsrun/jobs/launchers, which starts the job on its hosts.
     """
 
@@ -280,26 +281,26 @@ class Job(_OnHosts):
     prediction: dict[str, float | str] | None = None
     launcher: str = "local"
     peft: PeftOptions = field(default_factory=PeftOptions)
-    """What is trained."""
+    """What of the model is trained, and how."""
     parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
     """How many ranks work on the same examples."""
     trackers: TrackerOptions = field(default_factory=TrackerOptions)
     """Where the curves are shown."""
     origins: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Who gave each value: "config" by the key of ds_config, "options" by the option's name. Empty where a run of an
-    older dsrun is read."""
+    """Who set each value: "config" by the key of ds_config, "options" by the option's name. Empty in the job.json of
+    an older dsrun."""
     fsdp: FsdpSpec | None = None
-    """Where FSDP2 trains it; ds_config is empty then."""
+    """Settings of FSDP2, which trains it then in place of DeepSpeed; ds_config is empty."""
     format: int = FORMAT
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """A name of the run for people."""
         return f"{self.model.name} with preset {self.preset}"
 
     @property
     def division(self) -> str:
-        """How the model lies on the ranks, for people."""
+        """How the model is divided among the ranks, for people."""
         if self.fsdp is None:
             groups = {"tp": self.parallel.tp, "sp": self.parallel.sp, "pp": self.parallel.pp}
             divided = [f"{name} {size}" for name, size in groups.items() if size > 1]
@@ -326,7 +327,7 @@ class Job(_OnHosts):
 
     @property
     def grad_clip(self) -> float | None:
-        """The gradient's largest norm; 0: whatever it is; None where the config leaves it to DeepSpeed."""
+        """The gradient's largest norm; 0: no limit; None where the config leaves it to DeepSpeed."""
         return self.fsdp.grad_clip if self.fsdp else self.ds_config.get("gradient_clipping")
 
     @property
@@ -335,7 +336,7 @@ class Job(_OnHosts):
         return self.world_size // self.parallel.group
 
     def dp_index(self, rank: int) -> int:
-        """Which of those shares a rank works on: neighbours have the same one; in a pipeline they are of one stage."""
+        """The share that a rank works on: its neighbours have the same one; in a pipeline they are of one stage."""
         return rank % self.dp_size if self.parallel.pp > 1 else rank // self.parallel.group
 
     @property
@@ -345,7 +346,7 @@ class Job(_OnHosts):
 
     @property
     def step_size(self) -> str:
-        """What a step takes, in words."""
+        """Examples or tokens of an optimizer step, in words."""
         tokens = self.training.tokens_per_batch
         return f"up to {counted(tokens, 'token')}" if tokens else counted(self.step_examples, "example")
 
@@ -356,12 +357,12 @@ class Job(_OnHosts):
 
     @staticmethod
     def read(path: Path) -> Job:
-        """Read a fine-tune's job.json, to run it."""
+        """A fine-tune's job.json, with its secrets, to run it."""
         return _only(read(path), Job, str(path))
 
     @staticmethod
     def read_shown(path: Path) -> Job:
-        """Read it to look at."""
+        """A fine-tune's job.json, without secrets, to look at."""
         return _only(read_shown(path), Job, str(path))
 
 
@@ -384,7 +385,7 @@ class ScriptJob(_OnHosts):
     preset: str | None = None
     ds_config: dict[str, Any] | None = None
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that its ranks get for its sake: a launch config's of accelerate."""
+    """Variables for its ranks, from a launch config of accelerate's."""
     plain: bool = False
     """Its ranks get torchrun's variables and nothing of DeepSpeed, whose launcher isn't used."""
     python: str | None = None
@@ -395,7 +396,7 @@ class ScriptJob(_OnHosts):
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """A name of the run for people."""
         return self.script if self.module else Path(self.script).name
 
 
@@ -405,7 +406,7 @@ AnyJob = Job | ScriptJob
 def from_json(text: str, where: str, secrets: Sequence[tuple[KeyPath, str]] = ()) -> AnyJob:
     """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file).
 
-    secrets: what it hides. Without them it is a job to look at.
+    secrets: values and places of what it hides. Without them the job is only good to look at.
     """
     hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
     try:
@@ -436,24 +437,24 @@ def from_json(text: str, where: str, secrets: Sequence[tuple[KeyPath, str]] = ()
 
 
 def _inputs(raw: dict[str, Any] | None) -> Inputs | None:
-    return Inputs(raw["host"], tuple(InputFile(**one) for one in raw["files"])) if raw else None
+    return Inputs(raw["host"], tuple(InputFile(**file) for file in raw["files"])) if raw else None
 
 
 def _whole(kind: type[T], values: dict[str, Any]) -> T:
-    """What a file says in full: today's defaults are not for a run that was started before."""
-    if absent := {one.name for one in dataclasses.fields(kind)} - set(values):  # type: ignore[arg-type]
+    """Options from a file that must hold each of them: today's defaults may differ from those of its time."""
+    if absent := {option.name for option in dataclasses.fields(kind)} - set(values):  # type: ignore[arg-type]
         raise KeyError(*sorted(absent))
     return kind(**values)
 
 
 def read(path: Path) -> AnyJob:
-    """Read a job.json with its secrets, to run the job. Raises DsrunError, also for who may not read them."""
+    """A job.json with its secrets, to run the job. Raises DsrunError, also for a user who may not read them."""
     text = read_text_inside(path.parent, path.name)
     return from_json(text, str(path), _secrets(text, path.with_name(SECRETS)))
 
 
 def read_shown(path: Path) -> AnyJob:
-    """Read a job.json, to look at: what is secret is hidden in it."""
+    """A job.json without its secrets, to look at."""
     return from_json(read_text_inside(path.parent, path.name), str(path))
 
 
@@ -462,7 +463,7 @@ KeyPath = list[str | int]
 
 
 def _divided(fields: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str]]]:
-    """A job's fields as others may see them, and what is hidden there."""
+    """A job's fields as others may see them, and the values that are hidden in those, with their places."""
     public = {name: shown_value(name, value) for name, value in fields.items()}
     if fields.get("kind") == "script":
         public |= {"args": shown_arguments(fields["args"]), "env": shown(fields["env"])}
@@ -470,7 +471,7 @@ def _divided(fields: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath
 
 
 def _differing(whole: Any, public: Any, path: Sequence[str | int] = ()) -> Iterator[tuple[KeyPath, str]]:
-    """The texts in the first that are others in the second, with their places."""
+    """Texts of the first value that differ in the second, with their places."""
     if isinstance(whole, str):
         if whole != public:
             yield [*path], whole
@@ -480,7 +481,7 @@ def _differing(whole: Any, public: Any, path: Sequence[str | int] = ()) -> Itera
 
 
 def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
-    """What a job.json hides, from the file beside it. Raises DsrunError with the names of what this user lacks."""
+    """The values that a job.json hides, from the file beside it. Raises DsrunError, naming those that are missing."""
     try:
         public = json.loads(text)
         lacking = public.get("secrets") or []
@@ -490,7 +491,7 @@ def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
         return []
     try:
         held = json.loads(read_text_inside(file.parent, file.name))
-        if [path for path, _ in held] != lacking:
+        if [path for path, _ in held] != lacking:  # values in the wrong places would start a broken script
             raise ValueError("it is another job's")
         return [(path, str(value)) for path, value in held]
     except (DsrunError, ValueError, TypeError, *BOUNDLESS) as error:

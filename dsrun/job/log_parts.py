@@ -21,11 +21,11 @@ from pathlib import Path
 
 GIB = 1 << 30
 PARTS = 16
-"""How many parts what is kept is divided into."""
+"""Parts that the kept bytes of a log are divided into."""
 LOOK_S = 1.0
-"""Between two looks at the log's size."""
+"""Time between two looks at the log's size."""
 TIMES_S = 10.0
-"""Between two times that are written down, where the log has grown."""
+"""Time between two entries in the file of times, where the log has grown."""
 STREAMS = (1, 2)
 TIMES = ".times"
 
@@ -66,9 +66,10 @@ def _number(piece: Path) -> int:
 
 
 def begins_at(log: Path, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Where what was printed since some moment begins in each piece of a log, in bytes. sizes: of all of its pieces at
-    that moment, by path. The file that was the log then may be a part by now."""
+    """Offset in each piece of a log from which it is newer than some moment, in bytes. sizes: of all pieces at that
+    moment, by path."""
     known = [number for number in part_numbers(log) if str(part(log, number)) in sizes]
+    # What was the log at that moment may have become a part since: the one after the last part known then.
     was_log = max(known, default=0) + 1
     later = [number for number in part_numbers(log) if number >= was_log]
     begins = {str(log): 0, **{str(part(log, number)): sizes[str(part(log, number))] for number in known}}
@@ -78,12 +79,12 @@ def begins_at(log: Path, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def extents(logs: Iterable[Path]) -> tuple[tuple[int, int], ...]:
     """Inode and size of each log: they change where anything is printed."""
-    found = []
+    stamps = []
     for log in logs:
         with contextlib.suppress(OSError):
             stat = log.stat()
-            found.append((stat.st_ino, stat.st_size))
-    return tuple(found)
+            stamps.append((stat.st_ino, stat.st_size))
+    return tuple(stamps)
 
 
 def times_file(log: Path) -> Path:
@@ -95,8 +96,8 @@ def place_at(log: Path, when: float) -> tuple[int, int] | None:
     """Number and offset of where a log was at a moment (seconds since 1970), at most TIMES_S earlier; (0, 0) where it
     began later. None where no times were kept."""
     with contextlib.suppress(OSError):
-        if (found := log.stat()).st_mtime < when:  # nothing was printed since
-            return max(part_numbers(log), default=0) + 1, found.st_size
+        if (stat := log.stat()).st_mtime < when:  # nothing was printed since
+            return max(part_numbers(log), default=0) + 1, stat.st_size
     try:
         lines = times_file(log).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -112,13 +113,15 @@ def place_at(log: Path, when: float) -> tuple[int, int] | None:
 
 
 class LogKeeper:
-    """Sends what this process and its children print to a log, and keeps it in parts. kept_bytes: of the whole log, 0
-    for all of it, in one piece."""
+    """Sends what this process and its children print to a log, and keeps that log in parts.
+
+    kept_bytes: how much of the log is kept; 0: all of it, in one piece.
+    """
 
     def __init__(self, log: Path, kept_bytes: int) -> None:
         self._log, self._kept = log, kept_bytes
         self._number = max(part_numbers(log), default=0) + 1
-        """Of the part that the file becomes."""
+        """Number that the current file gets once it becomes a part."""
         self._noted_at, self._noted = 0.0, -1
         log.parent.mkdir(exist_ok=True)
         self._handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -143,8 +146,9 @@ class LogKeeper:
             self._begin_part()
 
     def _begin_part(self) -> None:
-        """What is printed goes to another file first; so a part has got its last line when it gets its name."""
+        """Go on in a new file. Printing moves there first, so that a part is complete when it gets its name."""
         before, new = self._handle, self._log.with_name(f".{self._log.name}.new")
+        # A file that is renamed is still written to through open handles: first the streams, then the names.
         self._handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._send(before, self._handle)
@@ -163,7 +167,7 @@ class LogKeeper:
 
     @staticmethod
     def _send(before: int, after: int) -> None:
-        """The streams that go to one file go to another; one that the script has sent elsewhere is left alone."""
+        """Send to another file the streams that go to `before`; a stream that the script has redirected stays."""
         for stream in STREAMS:
             if os.path.samestat(os.fstat(stream), os.fstat(before)):
                 os.dup2(after, stream)

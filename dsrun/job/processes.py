@@ -92,7 +92,7 @@ def rank_process(pid: int) -> psutil.Process | None:
 
 
 def session_of(pid: int) -> int:
-    """Its session; 0 where it is gone."""
+    """The session of a process; 0 where the process is gone."""
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return 0
@@ -103,24 +103,25 @@ def end_processes(
 ) -> None:
     """End a session's leader, all of its session, and the given ranks with everything below them.
 
-    Asked first (SIGTERM), killed after grace_s seconds, or at once if dsrun is interrupted again meanwhile. hurried:
-    called again and again; whether to wait no longer.
+    SIGTERM first. SIGKILL follows after grace_s seconds, or at once where dsrun is interrupted again meanwhile or
+    `hurried`, called again and again, says so.
     """
-    found = _family(root, ranks)
-    _signal(found, psutil.Process.terminate)
+    family = _family(root, ranks)
+    _signal(family, psutil.Process.terminate)
     with contextlib.suppress(KeyboardInterrupt, TerminatedError):
-        if _gone(found, grace_s, hurried):
+        if _all_ended(family, grace_s, hurried):
             return
-    found = [*found, *_family(root, ranks)]
-    _signal(found, psutil.Process.kill)
+    # Again: a process may have started children since it was first asked.
+    family = [*family, *_family(root, ranks)]
+    _signal(family, psutil.Process.kill)
     while True:
         # A third interruption changes nothing either: SIGKILL is out, and this only waits for it to be carried out.
         with contextlib.suppress(KeyboardInterrupt, TerminatedError):
-            _gone(found, GRACE_S)
+            _all_ended(family, GRACE_S)
             return
 
 
-def _gone(
+def _all_ended(
     processes: list[psutil.Process], timeout_s: float, hurried: Callable[[], bool] = lambda: False
 ) -> bool:
     """Wait until all have ended; False where they have not in time.
@@ -128,9 +129,9 @@ def _gone(
     One that nobody has collected yet has ended: psutil.wait_procs would wait for ever where process 1 collects none (a
     container without an init), and would itself take the exit codes of this process's children.
     """
-    until = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while any(map(lives, processes)):
-        if time.monotonic() >= until or hurried():
+        if time.monotonic() >= deadline or hurried():
             return False
         time.sleep(LOOK_S)
     return True
@@ -138,16 +139,16 @@ def _gone(
 
 def _family(root: int, ranks: list[int]) -> list[psutil.Process]:
     """Every process of root's session (a child of a killed rank has no parent any more), and the ranks' own."""
-    found: dict[int, psutil.Process] = {}
+    family: dict[int, psutil.Process] = {}
     for pid in psutil.pids():
         if pid == root or session_of(pid) == root:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[pid] = psutil.Process(pid)
-    for process in [found.get(root), *map(rank_process, ranks)]:
+                family[pid] = psutil.Process(pid)
+    for process in [family.get(root), *map(rank_process, ranks)]:
         with contextlib.suppress(psutil.Error):
             if process:
-                found |= {entry.pid: entry for entry in [process, *process.children(recursive=True)]}
-    return list(found.values())
+                family |= {entry.pid: entry for entry in [process, *process.children(recursive=True)]}
+    return list(family.values())
 
 
 def _signal(processes: list[psutil.Process], action: Callable[[psutil.Process], None]) -> None:

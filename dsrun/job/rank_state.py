@@ -1,22 +1,29 @@
-"""What a rank writes of itself: state/rank-N.json in the run folder, read by those who watch."""
+"""A rank's own state: state/rank-N.json in the run folder, written by the rank, read by those who watch."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from dsrun.files import SHORT, is_full, json_text, write_over
+from dsrun.files import SHORT, is_full, json_text, read_inside, write_over
 from dsrun.host.hiding import shown_value
 from dsrun.job.layout import SUPERVISOR, state_file
+from dsrun.job.run_folder import json_object
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
-"""stopped: it ended early because it was asked to, after a checkpoint."""
+"""stopped: it ended early on request, after a checkpoint."""
 GONE = "the launcher or dsrun is gone; this rank ends too"
+
+
+def read_state(run_dir: Path, rank: int) -> dict[str, Any]:
+    """The state of a rank, as it wrote it; empty where there is none that can be read."""
+    with contextlib.suppress(OSError):
+        return json_object(read_inside(run_dir, state_file(rank)))
+    return {}
 
 
 class RankState:
@@ -32,7 +39,7 @@ class RankState:
 
     @property
     def ended(self) -> bool:
-        """Whether it has said how it ended."""
+        """Whether the rank has written how it ended."""
         return bool(self.fields["status"] != RUNNING)
 
     def end(self, status: str, **fields: Any) -> None:
@@ -47,12 +54,10 @@ class RankState:
 
     @property
     def is_own(self) -> bool:
-        """Whether the file is still this rank's. On a host that was lost and is back, the job may have been started
-        again meanwhile: what is left there of the attempt before has no say any more."""
-        with contextlib.suppress(OSError, ValueError):
-            there = json.loads(self._path.read_text(encoding="utf-8"))
-            return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
-        return False
+        """Whether the file is still this rank's. A host that was lost may come back after the job was started again
+        elsewhere: a rank that is left there must not write over its successor's state."""
+        there = read_state(self.run_dir, self.rank)
+        return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
 
     @property
     def _path(self) -> Path:
@@ -74,7 +79,7 @@ class RankState:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        """On a full disk there is no room for a new file: the last word goes where the first one stands."""
+        """Write over the file, in short: on a full disk there is no room for a new one."""
         short = {
             **shown_value("", self.fields),
             "traceback": "",

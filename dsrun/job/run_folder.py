@@ -42,33 +42,33 @@ JOB, CONFIG, COMMAND, ENVIRONMENT = layout.JOB, "deepspeed.json", "command.sh", 
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 CONTROL = ".control"
-"""How the host agents reach the coordinator, while they are to call it."""
+"""Where host agents find how to reach the coordinator."""
 AGENTS_LOG = "logs/agents.log"
-"""What the programs that lead to the hosts print: ssh, pdsh, mpirun, srun."""
+"""Output of the programs that lead to the hosts: ssh, pdsh, mpirun, srun."""
 OWN_LOG = "logs/dsrun.log"
-"""What dsrun itself prints without a terminal (--detach)."""
+"""dsrun's own output without a terminal (--detach)."""
 FLIGHT_RECORDER = "logs/flight-recorder.rank-"
-"""What torch's flight recorder of a rank leaves where it is on; the rank's number stands behind it."""
+"""Start of the names of torch's flight recorder dumps, where it is on; the rank's number follows."""
 MARK = "logs/.shared"
-"""By which a host sees whether it has the same folder."""
+"""A file by which a host sees whether it has the same folder."""
 SUBMITTED = "submit.sbatch"
-"""What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
+"""The script that `dsrun submit` sent. It and Slurm's log, logs/slurm-N.out, are there before the job is."""
 LINES_AT_ONCE = 500
-"""Of JSON, read in one piece: some milliseconds, in which no other thread of a process comes to its turn."""
+"""JSON lines that are parsed in one piece: it takes milliseconds, in which no other thread runs."""
 MOST_LINES_BYTES, LONGEST_LINE = 4 << 30, 16 << 20
-"""Bytes of a file of JSON lines that is followed at all, and of a line in it."""
+"""Largest file of JSON lines that is followed, and its longest line, in bytes."""
 BLOCK_BYTES = 1 << 20
-"""Of a file of JSON lines, read in one piece, for the same reason."""
+"""Bytes of a file of JSON lines that are read in one piece, for the same reason."""
 LOCK = ".lock"
 TEMPORARY = re.compile(
     r"\.(job|deepspeed|environment|run)\.json\.[0-9a-f]{12}\.tmp|\.command\.sh\.[0-9a-f]{12}\.tmp"
 )
-"""What `write_atomic` leaves of these files where it is killed."""
+"""Temporary files that `write_atomic` leaves where it is killed."""
 STAMP = re.compile(r"(-\d{8}-\d{6})+$")
 
 
 def stamped(name: str) -> str:
-    """A run's name with the time behind it, in the place of an earlier one."""
+    """A run's name with the present time at its end, in place of an earlier time."""
     return f"{STAMP.sub('', name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -78,7 +78,7 @@ def launcher_log(host: int) -> str:
 
 
 def rank_log(rank: int) -> str:
-    """What a rank prints."""
+    """The log of a rank's output."""
     return f"{LOGS}/rank-{rank}.log"
 
 
@@ -97,7 +97,7 @@ def check_new(run_dir: Path) -> list[Problem]:
             other = "Choose another --output-dir."
             hint = other if state == "finished" else f"Continue it with --resume, or: {other}"
             return [Problem(f"holds a run already ({state})", where, hint)]
-        if not all(map(_was_before, run_dir.iterdir())):
+        if not all(map(_may_precede_job, run_dir.iterdir())):
             return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
     if why := why_not_writable(nearest_there(run_dir.absolute())):
         return [Problem(f"can't be made: {why}", where, "Choose another --output-dir.")]
@@ -122,9 +122,9 @@ def check_unfinished(run_dir: Path) -> list[Problem]:
     return []
 
 
-def _was_before(path: Path) -> bool:
+def _may_precede_job(path: Path) -> bool:
     """Whether a file of a run folder comes from sending the job to a queue, or from a start that failed before the
-    job was written down: a queue that starts it again has to get through."""
+    job was written down: a queue that starts the job again has to get through."""
     if path.name == LOGS and path.is_dir():
         return all(
             entry.name.startswith("slurm-") or entry.name == Path(OWN_LOG).name for entry in path.iterdir()
@@ -147,7 +147,7 @@ def describe_state(run_dir: Path) -> str:
 
 
 def record_of(run_dir: Path) -> dict[str, Any]:
-    """What run.json says; empty where it says nothing."""
+    """The content of run.json; empty where there is none, or no JSON."""
     with contextlib.suppress(OSError):
         return json_object(read_inside(run_dir, STATE))
     return {}
@@ -156,7 +156,7 @@ def record_of(run_dir: Path) -> dict[str, Any]:
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
     """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped".
 
-    why: of the last ones, in a line. On a full disk the file that is there is written over, with short fields alone.
+    why: the reason for an end, in a line. On a full disk the old file is written over, with short fields alone.
     """
     content = shown_value("", {"state": state, "time": time.time(), "pid": os.getpid(), **fields})
     try:
@@ -164,7 +164,7 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
     except DsrunError as error:
         if not is_full(error.__cause__):
             raise
-        short = {name: one for name, one in content.items() if len(str(one)) <= SHORT}
+        short = {name: value for name, value in content.items() if len(str(value)) <= SHORT}
         try:
             write_over(run_dir / STATE, json_text(short) + "\n")
         except OSError:
@@ -177,8 +177,8 @@ def held(run_dir: Path) -> Iterator[None]:
     lock = FileLock(run_dir / LOCK)
     with explained("can't be written", run_dir):
         (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
-        taken = lock.take()
-    if not taken:
+        locked = lock.take()
+    if not locked:
         raise DsrunError([_held_problem(run_dir)])
     try:
         for path in run_dir.iterdir():
@@ -234,11 +234,11 @@ class Follower:
             self._place, self._inode = stat.st_size, stat.st_ino
 
     def lines(self) -> list[dict[str, Any]]:
-        """New JSON lines. One that is no JSON (a full disk cut it, a resumed run wrote on) is left out."""
+        """New JSON lines. A line that is no JSON (a full disk cut it, a resumed run wrote on) is left out."""
         return [line for block in self.blocks() for line in block]
 
     def blocks(self) -> Iterator[list[dict[str, Any]]]:
-        """The same, BLOCK_BYTES of the file at a time: nobody need hold a long run's lines at once."""
+        """New JSON lines, BLOCK_BYTES of the file at a time: a long run's lines are never all in memory."""
         try:
             file = open_inside(self._path.parent, self._path.name, most=MOST_LINES_BYTES)
         except FileNotFoundError:
@@ -250,9 +250,9 @@ class Follower:
         return self._blocks(file, stat.st_size)
 
     def _blocks(self, file: BinaryIO, end: int) -> Iterator[list[dict[str, Any]]]:
-        """Up to what was the file's end, so that one that grows is not followed forever."""
+        """The blocks up to `end`, the file's size at the start, so that a file that grows is not followed forever."""
         with file:
-            half = b""
+            half = b""  # the last line so far: it is read again next time where its end is not there yet
             while block := file.read(min(BLOCK_BYTES, end - file.seek(self._place + len(half)))):
                 whole, newline, half = (half + block).rpartition(b"\n")
                 if len(half) > LONGEST_LINE:  # what follows of it is no JSON either
@@ -262,7 +262,7 @@ class Follower:
 
 
 def json_objects(content: bytes) -> list[dict[str, Any]]:
-    """The whole lines that are JSON objects."""
+    """The JSON objects among the whole lines."""
     lines = content.split(b"\n")[:-1]
     pieces = (lines[start : start + LINES_AT_ONCE] for start in range(0, len(lines), LINES_AT_ONCE))
     return [value for piece in pieces for value in _values(piece) if value]
@@ -278,7 +278,7 @@ def _values(lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """A JSON object; empty where it is something else."""
+    """A JSON object; empty where the content is none."""
     with contextlib.suppress(ValueError, *BOUNDLESS):
         value = json.loads(content)
         return value if isinstance(value, dict) else {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 
 CONFIG = "adapter_config.json"
 LORA, PREFIX = "lora", "ptuning"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dsrun.errors import DsrunError, Problem, raise_all
-from dsrun.planner.model_config import ModelConfig, is_number, quoted
+from dsrun.json_numbers import is_finite
+from dsrun.planner.model_config import ModelConfig, quoted
 
 MODEL_TYPE = "chatglm"
 NETWORK = "glm"
@@ -188,7 +189,7 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
-    return is_number(value) and value > 0
+    return is_finite(value) and value > 0
 
 
 LINEAR = re.compile(r"/\s*self\.rope_ratio")

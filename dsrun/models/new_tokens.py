@@ -11,8 +11,8 @@ from dsrun.files import read_json_object, read_text
 from dsrun.job.job import ModelSpec
 from dsrun.models import chatglm
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import TokenizerOptions
-from dsrun.options.table import LIST_SUFFIX, flag_of
+from dsrun.options.declare import LIST_SUFFIX, flag_of
+from dsrun.options.table import TokenizerOptions
 
 OPTION = flag_of(TokenizerOptions, "add_special_tokens")
 TEMPLATE = flag_of(TokenizerOptions, "chat_template")

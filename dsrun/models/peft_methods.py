@@ -11,8 +11,9 @@ from dsrun.ds_config import zero_stage
 from dsrun.errors import Problem, raise_all
 from dsrun.models.adapters import ALL, LORA, PREFIX, Adapter, check_tensors, names_tensors, read_adapter
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import PeftOptions
-from dsrun.options.table import Layer, Resolved, Source, flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.layers import Layer, Resolved, Source
+from dsrun.options.table import PeftOptions
 from dsrun.packages import install
 
 OPTIONS = {

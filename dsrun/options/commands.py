@@ -1,8 +1,10 @@
-"""The options of each command, put together from groups.py. The order of the bases is the order of --help."""
+"""The options of each command, put together from table.py. The order of the bases is the order of --help."""
 
 from pathlib import Path
 
-from dsrun.options.groups import (
+from dsrun.options.declare import COUNT, OptionGroup, again, option
+from dsrun.options.optimizers import OPTIMIZERS
+from dsrun.options.table import (
     EXPORT_FORMATS,
     FORMS,
     PRECISIONS,
@@ -43,8 +45,6 @@ from dsrun.options.groups import (
     TrainingFileOptions,
     WaitOptions,
 )
-from dsrun.options.optimizers import OPTIMIZERS
-from dsrun.options.table import COUNT, OptionGroup, again, option
 
 
 class FinetuneOptions(

@@ -5,15 +5,16 @@ Each function is a source of values: what is known so far -> a `Layer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dsrun.ds_config import section
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import NOTHING, Layer, Resolved, Source
 from dsrun.options.optimizers import MUON, TYPES
-from dsrun.options.table import NOTHING, Layer, Resolved, Source, entries, flag_of
+from dsrun.options.table import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.words import value_text
 
 S = TypeVar("S", bound=StepOptions)
@@ -45,7 +46,7 @@ RECIPE: dict[str, Any] = {
     "packing": False,
     "train_on_prompt": False,
 }
-"""ChatGLM2's ptuning/ds_train_finetune.sh, and what the Trainer does where that is silent."""
+"""Values of ChatGLM2's ptuning/ds_train_finetune.sh, and the Trainer's defaults where that is silent."""
 RECIPE_PTUNING: dict[str, Any] = {
     **RECIPE,
     "max_target_length": 128,
@@ -56,33 +57,33 @@ RECIPE_PTUNING: dict[str, Any] = {
     "lr": 2e-2,
     "max_steps": 3000,
 }
-"""The same with P-Tuning: ChatGLM2's ptuning/train.sh, one device. Its 4-bit weights are not repeated."""
+"""Values of ChatGLM2's ptuning/train.sh: P-Tuning on one device. Its 4-bit weights are not repeated."""
 FIXED = ("grad_clip", "lr_schedule", "warmup_steps", "loss", "packing", "train_on_prompt")
-"""What makes the recipe what it is. The rest (lengths, batch, learning rate, how long) its script leaves to its user,
-as arguments."""
+"""Options that make the recipe what it is. The others (lengths, batch, learning rate, how long) are arguments of its
+script, which its user may choose."""
 
 
 def of_model_file(defaults: Mapping[str, object], method: str) -> dict[str, object]:
-    """A model file's defaults for a method: its learning rate is a full fine-tune's unless it says the method, too."""
+    """A model file's defaults for a method. Its learning rate is a full fine-tune's unless it names the method, too."""
     other = method in LR_BY_METHOD and defaults.get("method", "full") != method
     return {name: value for name, value in defaults.items() if not (other and name == "lr")}
 
 
 def by_model_file(known: Resolved[FinetuneOptions], defaults: Mapping[str, Any], where: str) -> Layer:
-    """A model file's defaults, those of the method that is trained. where: the file."""
+    """The layer of a model file's defaults for the method that is trained. where: the file."""
     method = known.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
     return Layer(Source.MODEL_FILE, of_model_file(defaults, method), where)
 
 
 def by_method(known: Resolved[FinetuneOptions]) -> Layer:
-    """The learning rate of the method, where nobody gives one: adapters start from nothing and take larger steps."""
+    """The method's learning rate, as a default: adapters start from nothing and take larger steps."""
     method = known.options.method
     lr = LR_BY_METHOD.get(method)
     return Layer(Source.DERIVED, {"lr": lr}, f"--method {method}")
 
 
 def by_size(known: Resolved[FinetuneOptions], weights: float | None) -> Layer:
-    """The learning rate of a large model that is trained whole. weights: how many it has; None where nobody knows."""
+    """The learning rate of a large model that is trained whole. weights: how many it has; None where it isn't known."""
     if known.options.method != "full" or weights is None or weights < LARGE:
         return NOTHING
     return Layer(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
@@ -91,14 +92,17 @@ def by_size(known: Resolved[FinetuneOptions], weights: float | None) -> Layer:
 def by_devices(known: Resolved[S], ranks: int, *, fixed_micro_batch: bool = False) -> Layer:
     """The split of an optimizer step over devices: micro batch x accumulation x ranks.
 
-    The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
-    largest that divides a device's share. Who asks for an accumulation says the step by its parts: the product is the
-    global batch then, unless that is asked for, too.
+    The examples of a step (--global-batch) stay, whatever the devices. A micro batch by default is the largest that
+    divides a device's share, up to that default. A given accumulation describes the step by its parts: the global batch
+    is then the product, unless that is given, too.
 
-    fixed_micro_batch: what nobody asked for stays, too, as the loss depends on it.
+    fixed_micro_batch: the default micro batch stays, too, as the loss depends on it.
 
     Raises DsrunError, with the nearest number that fits, where the step can't be divided like that.
     """
+    # In the order of what a user can mean. An accumulation stronger than the batch decides the batch. Else the batch is
+    # given: first it has to divide by the ranks, then each rank's share by a given accumulation, and only what is left
+    # is the micro batch's, which may shrink where it is a default and must fit where it was given.
     options = known.options
     step, micro, accumulation = (known.source(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if options.grad_accum is not None and accumulation > step:
@@ -107,52 +111,42 @@ def by_devices(known: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     share, left = divmod(options.global_batch, ranks)
     if left:
         lower, upper = share * ranks, (share + 1) * ranks
-        raise _indivisible(
-            known,
-            "global_batch",
-            f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks",
-            lower if lower and left <= ranks - left else upper,
-        )
+        what = f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks"
+        raise _indivisible(known, "global_batch", what, lower if lower and left <= ranks - left else upper)
     fixed = options.grad_accum if accumulation == step else None
     if fixed is not None and share % fixed:
-        raise _indivisible(
-            known,
-            "grad_accum",
-            f"{fixed} micro-steps can't take {share} examples a device",
-            nearest_divisor(fixed, share),
-        )
+        what = f"{fixed} micro-steps can't take {share} examples a device"
+        raise _indivisible(known, "grad_accum", what, nearest_divisor(fixed, share))
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
     if (fixed_micro_batch or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
-        raise _indivisible(
-            known, "micro_batch", what, most if fixed else nearest_divisor(options.micro_batch, share)
-        )
+        nearest = most if fixed else nearest_divisor(options.micro_batch, share)
+        raise _indivisible(known, "micro_batch", what, nearest)
     why = f"{options.global_batch} examples a step over {ranks} ranks"
     return Layer.settled({"micro_batch": size, "grad_accum": share // size}, why)
 
 
 MICRO_TOKENS = 16384
-"""A micro batch's tokens that nobody need go beyond: a GPU's matrix units are full long before."""
+"""Tokens of a micro batch, at most: a GPU's matrix units are full long before."""
 BY_TOKENS = ("global_batch", "micro_batch", "grad_accum")
-"""Options of a step that is said in examples."""
+"""Options that describe a step in examples; --tokens-per-batch works them out."""
 BY_LAYOUT = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
-"""What --layout auto chooses, and so may not be asked for beside it."""
+"""Options that --layout auto works out, and that may not be given beside it."""
 
 
 def by_tokens(known: Resolved[S], tokens: int, longest: int, ranks: int) -> Layer:
-    """The split of a step of `tokens` tokens over ranks: micro batches of whole examples of the longest kind.
+    """The split of a step of `tokens` tokens over ranks, by micro batches of whole examples of the longest kind.
 
-    longest: tokens of the longest example that there may be. A micro batch holds that many times its micro_batch; how
-    many a step has follows from its examples, and grad_accum is what is planned with.
+    longest: tokens of the longest example that there may be. A micro batch holds `micro_batch` times as many tokens.
+    How many micro batches a step really has follows from its examples; grad_accum is the number to plan with.
 
-    Raises DsrunError where the step is said in examples, too, or is shorter than an example.
+    Raises DsrunError where the step is given in examples, too, or is shorter than an example.
     """
-    said = [name for name in BY_TOKENS if known.source(name) >= Source.LAB_PRESET]
-    if said:
-        what = f"a step of {tokens} tokens has no fixed {said[0].replace('_', ' ')}"
+    if given := [name for name in BY_TOKENS if known.source(name) >= Source.LAB_PRESET]:
+        what = f"a step of {tokens} tokens has no fixed {given[0].replace('_', ' ')}"
         hint = "Leave one of the two out: --tokens-per-batch decides it."
-        raise DsrunError(what, where=str(known.origins[said[0]]), hint=hint)
+        raise DsrunError(what, where=str(known.origins[given[0]]), hint=hint)
     if tokens < longest:
         what = f"a step of {tokens} tokens has no room for an example of {longest}"
         hint = (
@@ -172,41 +166,57 @@ def _of_tokens(tokens: int, longest: int, ranks: int, micro_batch: int) -> Layer
 
 
 def accumulation(tokens: int, longest: int, ranks: int, micro_batch: int) -> int:
-    """The micro-steps that hold a step of `tokens` tokens; two at least: DeepSpeed makes room to accumulate in only
-    where the config says that it will (stage_1_and_2.py, get_offload_gradient_dict)."""
+    """The micro-steps that hold a step of `tokens` tokens; two at least.
+
+    DeepSpeed makes room to accumulate gradients in only where the config has more than one (stage_1_and_2.py,
+    get_offload_gradient_dict).
+    """
     return max(2, -(-tokens // (ranks * longest * micro_batch)))
 
 
 def smaller_token_batches(
     known: Resolved[FinetuneOptions], tokens: int, longest: int, ranks: int
 ) -> Iterator[Layer]:
-    """The same step in ever smaller micro batches, as `by_tokens` has divided it: for where memory is short."""
+    """Smaller and smaller micro batches for a step that `by_tokens` has divided: for where memory is short."""
     for size in range(known.options.micro_batch - 1, 0, -1):
         yield _of_tokens(tokens, longest, ranks, size)
 
 
 def smaller_micro_batches(known: Resolved[FinetuneOptions], ranks: int) -> Iterator[Layer]:
-    """The same examples a step in ever smaller micro batches, each with more of them: for where memory is short.
-
-    known: as `by_devices` has divided it. There are none where somebody asked for the micro batch or the accumulation,
-    nor where the loss depends on them.
+    """Smaller and smaller micro batches, of which a step has more, for a step that `by_devices` has divided: for where
+    memory is short. There are none where the micro batch or the accumulation is given, or where the loss depends on it.
     """
-    said = max(known.source(name) for name in ("micro_batch", "grad_accum"))
-    if said >= Source.LAB_PRESET or known.options.loss == MICRO_BATCH_MEAN:
+    return _other_micro_batches(known, ranks, range(known.options.micro_batch - 1, 0, -1))
+
+
+def larger_micro_batches(known: Resolved[FinetuneOptions], ranks: int) -> Iterator[Layer]:
+    """Larger and larger micro batches, of which a step has fewer: for where memory has room. None where
+    `smaller_micro_batches` has none."""
+    share = known.options.global_batch // ranks
+    return _other_micro_batches(known, ranks, range(known.options.micro_batch + 1, min(share, MOST_ROWS) + 1))
+
+
+MOST_ROWS = 256
+"""Examples of a micro batch, at most, that is chosen for a user."""
+
+
+def _other_micro_batches(
+    known: Resolved[FinetuneOptions], ranks: int, sizes: Iterable[int]
+) -> Iterator[Layer]:
+    strongest = max(known.source(name) for name in ("micro_batch", "grad_accum"))
+    if strongest >= Source.LAB_PRESET or known.options.loss == MICRO_BATCH_MEAN:
         return
-    share, micro = known.options.global_batch // ranks, known.options.micro_batch
-    for size in range(micro - 1, 0, -1):
+    share = known.options.global_batch // ranks
+    for size in sizes:
         if share % size == 0:
-            yield Layer.settled(
-                {"micro_batch": size, "grad_accum": share // size}, "what memory has room for"
-            )
+            split = {"micro_batch": size, "grad_accum": share // size}
+            yield Layer.settled(split, "what memory has room for")
 
 
 def nearest_divisor(wanted: int, share: int) -> int:
-    """The divisor that is nearest to a number."""
-    return min(
-        (size for size in range(1, share + 1) if share % size == 0), key=lambda size: abs(size - wanted)
-    )
+    """The divisor of `share` that is nearest to `wanted`."""
+    divisors = (size for size in range(1, share + 1) if share % size == 0)
+    return min(divisors, key=lambda size: abs(size - wanted))
 
 
 def _indivisible(known: Resolved[S], name: str, what: str, nearest: int) -> DsrunError:
@@ -227,7 +237,7 @@ IN_STAGES: dict[str, Any] = {
     "score_before": False,
     "compute_metrics": False,
 }
-"""What --pp needs, where nobody says otherwise; who does is told that it can't be."""
+"""Values that --pp needs, as defaults; other values that are given are refused."""
 LEFT_OUT = {
     "packing": "no packing",
     "generate_rows": "held-out prompts are not answered (dsrun evaluate RUN does so)",
@@ -235,21 +245,23 @@ LEFT_OUT = {
 
 
 def by_pipeline(known: Resolved[FinetuneOptions]) -> Layer:
-    """Defaults give way to --pp; its note says which did."""
+    """The defaults that --pp changes; the layer's note says which."""
     if known.options.pp == 1:
         return NOTHING
-    open_yet = {name: value for name, value in IN_STAGES.items() if known.source(name) < Source.LAB_PRESET}
-    changed = {name for name, value in open_yet.items() if getattr(known.options, name) != value}
-    told = [words for name, words in LEFT_OUT.items() if name in changed]
+    defaults = {name: value for name, value in IN_STAGES.items() if known.source(name) < Source.LAB_PRESET}
+    changed = {name for name, value in defaults.items() if getattr(known.options, name) != value}
+    words = [phrase for name, phrase in LEFT_OUT.items() if name in changed]
     if "preset" in changed:
-        told.insert(0, f"preset {open_yet['preset']}")
+        words.insert(0, f"preset {defaults['preset']}")
     option = f"--pp {known.options.pp}"
-    return Layer.settled(open_yet, option, f"{option}: {', '.join(told)}" if told else "")
+    return Layer.settled(defaults, option, f"{option}: {', '.join(words)}" if words else "")
 
 
 def by_partitions(known: Resolved[FinetuneOptions], ranks: int) -> Layer:
-    """As many held-out prompts as all ranks answer at once, where nobody says how many: of weights that don't fit a GPU
-    whole each token gathers all, and `dsrun evaluate` answers more with the export."""
+    """The default number of held-out prompts where weights don't fit a GPU whole: as many as all ranks answer at once.
+
+    Each token gathers all weights then; `dsrun evaluate` answers more prompts with the export.
+    """
     options = known.options
     at_once = ranks * options.micro_batch * ANSWERED_AT_ONCE
     if known.source("generate_rows") >= Source.LAB_PRESET or options.generate_rows <= at_once:
@@ -258,23 +270,22 @@ def by_partitions(known: Resolved[FinetuneOptions], ranks: int) -> Layer:
 
 
 TILE_TOKENS = 4096
-"""Of 128,000 possible tokens that many have 2 GiB of logits in float32, and matrix products that keep a GPU busy."""
+"""Tokens of a tile. With a vocabulary of 128,000 they have 2 GiB of logits in float32, and keep a GPU busy."""
 LARGE_LOGITS = 4 << 30
-"""Bytes of an example's logits in float32 from which on they are worth tiles: the loss takes three times that."""
+"""Bytes of an example's logits in float32 from which on tiles are worth it: the loss takes three times as much."""
 
 
 def tile_tokens(given: int | None, tokens: int, vocabulary: int) -> int:
-    """What --tile-tokens comes to for examples whose share on a rank has that many tokens. given: the option;
-    None where nobody gives it."""
+    """The value of --tile-tokens. given: the option, or None. tokens: of the longest example's share on a rank."""
     if given is not None:
         return given
     return TILE_TOKENS if 4 * tokens * vocabulary >= LARGE_LOGITS else 0
 
 
 def by_loss(known: Resolved[FinetuneOptions]) -> Layer:
-    """A mean of micro batches' means is not packed, as packing decides by lengths which examples share a micro batch.
+    """No packing for a mean of micro batches' means: packing decides by lengths which examples share a micro batch.
 
-    Raises DsrunError where packing was asked for.
+    Raises DsrunError where packing is given.
     """
     if known.options.loss != MICRO_BATCH_MEAN:
         return NOTHING
@@ -290,9 +301,9 @@ def by_loss(known: Resolved[FinetuneOptions]) -> Layer:
 
 
 def by_recipe(known: Resolved[FinetuneOptions]) -> Layer:
-    """--official: ChatGLM2's own numbers in place of every default.
+    """The layer of --official: ChatGLM2's own numbers in place of every default.
 
-    Raises DsrunError where something that was asked for contradicts what the recipe is.
+    Raises DsrunError where a given value contradicts one that makes the recipe what it is.
     """
     options = known.options
     if not options.official:
@@ -321,25 +332,25 @@ RATES = {
     "OneCycle": "cycle_max_lr",
     "LRRangeTest": "lr_range_test_min_lr",
 }
-"""Schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
+"""A schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
 
 
 def by_optimizer(known: Resolved[FinetuneOptions]) -> Layer:
-    """Muon is not clipped: under ZeRO DeepSpeed clips what Muon has made of the gradient (stage_1_and_2.py), whose norm
-    says nothing of the gradient's.
+    """No clipping for Muon: under ZeRO DeepSpeed clips Muon's update in place of the gradient (stage_1_and_2.py), and
+    the norm of one says nothing about the other's.
     """
     clip = 0.0 if known.options.optimizer == MUON else None
     return Layer(Source.DERIVED, {"grad_clip": clip}, "--optimizer muon")
 
 
 def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
-    """The options that a preset's config says: batch, clipping, learning rate and schedule, optimizer, precision.
+    """The options in a preset's config: batch, clipping, learning rate and schedule, optimizer, precision.
 
-    "auto" says nothing.
+    "auto" is no value.
     """
     optimizer, scheduler = section(ds_config, "optimizer"), section(ds_config, "scheduler")
     kind, rate = optimizer.get("type"), scheduled_rate(ds_config)
-    found: dict[str, object] = {
+    values: dict[str, object] = {
         "global_batch": ds_config.get("train_batch_size"),
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
         "grad_accum": ds_config.get("gradient_accumulation_steps"),
@@ -349,11 +360,11 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
         "optimizer": TYPES.get(kind.lower(), CONFIG) if isinstance(kind, str) else None,
         "precision": precision_of(ds_config),
     }
-    return {name: value for name, value in found.items() if value not in (None, "auto")}
+    return {name: value for name, value in values.items() if value not in (None, "auto")}
 
 
 def scheduled_rate(ds_config: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The argument of a config's scheduler that replaces the optimizer's learning rate, and what it says."""
+    """The argument of a config's scheduler that replaces the optimizer's learning rate, and its value."""
     scheduler = section(ds_config, "scheduler")
     argument = RATES.get(str(scheduler.get("type")))
     rate = section(scheduler, "params").get(argument) if argument else None
@@ -368,7 +379,7 @@ def precision_of(ds_config: Mapping[str, Any]) -> str | None:
 
 
 def built_in_step() -> dict[str, object]:
-    """What a config says of a step where neither the preset nor the user does."""
+    """A config's values for a step where neither the preset nor the user has any."""
     options = FinetuneOptions()
     return {
         "micro_batch": options.micro_batch, "grad_accum": 1, "grad_clip": options.grad_clip, "lr": options.lr,

@@ -1,7 +1,7 @@
-"""Every optimizer of --optimizer, once: what it takes, how DeepSpeed calls it, what it keeps of each weight.
+"""Every optimizer of --optimizer, once: its parameters, DeepSpeed's name for it, the bytes of its states.
 
-The option's choices, the checks before the start, the ranks that make it and the planner read this table. One that
-steps each weight by itself is an entry here and nothing else.
+The option's choices, the checks before the start, the ranks that make it and the planner read this table. An optimizer
+that steps each weight by itself is an entry here and nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Optimizer:
     """One value of --optimizer."""
 
     state_bytes: tuple[float, float]
-    """Of each weight, with states in fp32 and in 16 bits."""
+    """Bytes of its states for each weight, in fp32 and in 16 bits."""
     types: tuple[str, ...] = ()
-    """What an optimizer section of the config calls it, in small letters."""
+    """Its types in an optimizer section of the config, in small letters."""
     made_by: str = ""
     """MODULE:CLASS where the ranks make it and hand it to DeepSpeed; empty where DeepSpeed does, from the config."""
     fsdp: str = ""
@@ -25,9 +25,9 @@ class Optimizer:
     takes: tuple[str, ...] = ()
     """The parameters of that class that a config may give."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What it gets where the config says nothing."""
+    """Its parameters where the config has none."""
     package: str = ""
-    """What has to be installed for it."""
+    """The package that has to be installed for it."""
 
 
 ADAM_TAKES = ("lr", "betas", "eps", "weight_decay")
@@ -53,5 +53,5 @@ OPTIMIZERS = {
     ),
     MUON: Optimizer((4, 2), types=("muon",)),  # one moment of matrices, which are nearly all weights
 }  # fmt: skip
-TYPES = {kind: name for name, one in OPTIMIZERS.items() for kind in one.types}
+TYPES = {kind: name for name, optimizer in OPTIMIZERS.items() for kind in optimizer.types}
 """An optimizer section's type in small letters -> the option's name for it; others are the config's own affair."""

@@ -1,4 +1,4 @@
-"""What other trainers and launchers call an option of dsrun: an unknown option is answered with ours."""
+"""Other trainers' and launchers' names for options of dsrun: an unknown option is answered with ours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OTHER_NAMES = {
 
 
 def ours(option: str, fields: Iterable[str]) -> str | None:
-    """The field that an unknown option means, of those that a command has; None where nobody calls one so."""
+    """The field of a command that an unknown option means; None where no tool has an option of that name."""
     name = option.lstrip("-").replace("-", "_")
-    found = OTHER_NAMES.get(name, name)
-    return found if found in fields else None
+    field = OTHER_NAMES.get(name, name)
+    return field if field in fields else None

@@ -17,38 +17,31 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
-from dsrun.options.groups import AUTO_LAYOUT
-from dsrun.options.table import (
-    LIST_OR_FILE,
-    LIST_SUFFIX,
-    NAME_OR_PATH,
-    PATH,
-    Entry,
-    Origin,
-    Source,
-    entries,
-    problems_of,
-)
+from dsrun.options.layers import Origin, Source, problems_of
+from dsrun.options.table import AUTO_LAYOUT
 
 SUFFIX = ".toml"
 MODEL = "model"
 MODELS = "presets/models"
 SPLIT = ("micro_batch", "grad_accum")
-"""How devices divide a step."""
-ELSEWHERE = re.compile(r"[a-z]{2,}:(?!\d)")
-"""What a text begins with that names something which lies in no file system of this machine: hf:NAME."""
+"""Options that say how devices divide a step."""
+BY_PLAN = ("preset", "activation_checkpointing", "recompute_every")
+"""Options that the planner may choose for the devices."""
+REMOTE = re.compile(r"[a-z]{2,}:(?!\d)")
+"""The beginning of a name that is in no file system of this machine: hf:NAME."""
 OTHER_FILES = {
     "config": "It looks like a preset: dsrun finetune MODEL --preset FILE",
     "extends": "It looks like a preset: dsrun finetune MODEL --preset FILE",
     "architecture": "It looks like a model's file: dsrun finetune NAME, with the file in presets/models",
     "partition": "It looks like a cluster's file: dsrun finetune MODEL --cluster FILE",
 }
-"""Keys of dsrun's other TOML files, and what to do with those."""
+"""Keys of dsrun's other TOML files, and the hint for a file that has them."""
 
 
 class RunFile(NamedTuple):
-    """What a run file says. model: None where it names none; values: options by name, paths absolute."""
+    """The content of a run file. model: None where it names none; values: options by name, paths absolute."""
 
     path: Path
     model: str | None
@@ -56,7 +49,10 @@ class RunFile(NamedTuple):
 
 
 def read(path: Path) -> RunFile:
-    """Raises DsrunError with every key that is unknown or has no place in a file, and every value that can't be."""
+    """Read a run file.
+
+    Raises DsrunError with every key that is unknown or has no place in a file, and every value that can't be.
+    """
     table, lines = catalog.read_toml(path), _lines(read_text(path))
     if other := next((hint for key, hint in OTHER_FILES.items() if key in table), None):
         raise DsrunError("is not a run file", where=str(path), hint=other)
@@ -93,32 +89,32 @@ def _problems(key: str, value: object, known: Mapping[str, Entry], where: str) -
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line of each key at its first time."""
-    found: dict[str, int] = {}
+    """The line where each key stands first."""
+    lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if key := re.match(r"""\s*\[*["']?([\w-]+)["']?\s*[=\].]""", line):
-            found.setdefault(key[1], number)
-    return found
+            lines.setdefault(key[1], number)
+    return lines
 
 
 def _from_folder(entry: Entry, value: Any, folder: Path) -> Any:
-    """A value with the paths in it taken from a folder."""
+    """A value whose paths are relative to a folder, made absolute."""
     if isinstance(value, list):
-        return [_from_folder(entry, one, folder) for one in value]
+        return [_from_folder(entry, item, folder) for item in value]
     return str(folder / Path(value).expanduser()) if _is_path(entry, value) else value
 
 
 def _is_path(entry: Entry, value: object) -> bool:
     text = str(value)
     if entry.kind is Path or entry.option.path == PATH:
-        return not ELSEWHERE.match(text)
+        return not REMOTE.match(text)
     if entry.option.path == LIST_OR_FILE:
         return text.endswith(LIST_SUFFIX)
     return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
 
 
 def _model(name: str, folder: Path) -> str:
-    """MODEL: a path where it begins like one or lies beside the file; else a name, of a model or a repository."""
+    """The model: a path where it begins like one or lies beside the file; else the name of a model or a repository."""
     if name in catalog.files(MODELS):
         return name
     path = folder / Path(name).expanduser()
@@ -126,18 +122,18 @@ def _model(name: str, folder: Path) -> str:
 
 
 def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) -> str:
-    """The run file of a run, every option with where its value came from. folder: where the file is to lie.
+    """The run file of a run: every option with its origin. folder: the place of the file.
 
-    What only dsrun itself says is a comment, and so is what comes from the machine or the cluster (its hosts, its
-    NVMe disk, how its devices divide a step) or is made up for one run (its folder). The rest is fixed: the file
-    trains the same elsewhere. Raises DsrunError for a path that no text can hold. model: absolute where it is a path.
+    Comments are dsrun's own defaults, and values that belong to the machine or the cluster (its hosts, its NVMe disk,
+    how its devices divide a step) or to one run (its folder). The rest is fixed: the file trains the same elsewhere.
+    Raises DsrunError for a path that no text can hold. model: absolute where it is a path.
     """
     groups: dict[str, list[str]] = {}
     parts_of_run = [row for row in rows if _is_part(row[0])]
-    said = {entry.name: value for entry, value, _ in parts_of_run}
+    values = {entry.name: value for entry, value, _ in parts_of_run}
     worked_out = {
-        "output_dir", *SPLIT, *(BY_TOKENS if said.get("tokens_per_batch") else ()),
-        *(BY_LAYOUT if said.get("layout") == AUTO_LAYOUT else ()),
+        "output_dir", *SPLIT, *BY_PLAN, *(BY_TOKENS if values.get("tokens_per_batch") else ()),
+        *(BY_LAYOUT if values.get("layout") == AUTO_LAYOUT else ()),
     }  # fmt: skip
     for entry, value, origin in parts_of_run:
         line = _line(entry, value, origin, folder, worked_out)
@@ -155,18 +151,16 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
 def _line(entry: Entry, value: Any, origin: Origin, folder: Path, worked_out: Collection[str]) -> str:
     if value is None or value == ():
         return f"# {entry.name} ="
-    values = [_relative(str(one), folder) if _is_path(entry, one) else one for one in _many(value)]
-    said = _toml(values if entry.repeated else values[0])
+    items = value if isinstance(value, tuple) else (value,)
+    values = [_relative(str(item), folder) if _is_path(entry, item) else item for item in items]
+    written = _toml(values if entry.repeated else values[0])
     source = "".join(char if char.isprintable() else "?" for char in str(origin))
-    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{entry.name} = {said}  # {source}"
-
-
-def _many(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, tuple) else [value]
+    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{entry.name} = {written}  # {source}"
 
 
 def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool:
-    """worked_out: options that another run has other values for, where nobody asked for them."""
+    """Whether the file has the value as a key, and not as a comment. worked_out: options that are worked out for each
+    run, where they are not given."""
     if origin.source in (Source.BUILT_IN, Source.CLUSTER_FILE, Source.ENVIRONMENT):
         return False
     by_another_key = origin.through == "overrides"
@@ -174,7 +168,7 @@ def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool
 
 
 def _relative(path: str, folder: Path) -> str:
-    """A path as the file says it: from its own folder, where it is in there."""
+    """A path as it is written in the file: relative where it lies in the file's folder."""
     whole, top = os.path.abspath(Path(path).expanduser()), os.path.abspath(folder)  # noqa: PTH100 (no link is followed)
     inside = whole.startswith(top.rstrip("/") + "/")
     return f"./{whole[len(top.rstrip('/')) + 1 :]}" if inside else whole

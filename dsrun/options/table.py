@@ -1,486 +1,630 @@
-"""What an option is, where a value came from, and how the sources of a command become one value.
+"""Every option, once: groups of fields that the commands are put together from (commands.py).
 
-A command's options are the fields of a frozen dataclass (groups.py, commands.py). A field is declared once, with
-`option`: type, default, limits, help. The command line, a run file, a model file and a preset give values under the
-fields' names, as a `Layer` each; `Resolved` keeps the strongest source of every option, and `resolve` takes sources
-that depend on one another in their order.
+A field's default is what holds where nobody says anything; derived.py has those that depend on other options, on the
+model or on the devices. A new option of fine-tuning is a field here, and the place that uses it.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import enum
-import functools
-import importlib
-import inspect
-import math
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
-from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.options.declare import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, again, option
+from dsrun.options.optimizers import OPTIMIZERS
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:  # typing has it from Python 3.11 on
+MOST_RANKS = 1 << 16
+"""Ranks that may divide one model: more is a slip of the finger."""
+PRECISIONS = ("fp16", "bf16", "fp32")
+METHODS = ("full", "lora", "qlora", "ptuning")
+NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
+"""Values of --activation-checkpointing: the layers whose activations backward computes again."""
+ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
+CONFIG = "config"
+"""The value that leaves a setting to its section of the DeepSpeed config."""
+MICRO_BATCH_MEAN = "micro-batch-mean"
+"""The loss for which it matters which examples share a micro batch."""
+LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
+AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
+EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
+TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
+"""Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
+FORMS = ("deepspeed", "accelerate", "fsdp")
+TARGETS = ("deepspeed", "hf", "accelerate")
 
-    def dataclass_transform(**_: object) -> Any:
-        return lambda cls: cls
+
+def recomputing(every: int) -> dict[str, Any]:
+    """The options by which backward computes one layer in `every` again; 0: none."""
+    way = {0: NO_RECOMPUTING, 1: FULL}.get(every, SELECTIVE)
+    return {"activation_checkpointing": way, **({"recompute_every": every} if way == SELECTIVE else {})}
 
 
-KEY = "option"
-"""Where a field's metadata hold its `Option`."""
-COUNT = "count"
-"""The unit of numbers that may be written 6.2e9 or 6.2B."""
-PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
-"""What a text may be: always a path, or one only where it holds a slash or ends in .toml, or where it ends in .txt."""
-LIST_SUFFIX = ".txt"
-T = TypeVar("T")
+class ModelOptions(OptionGroup):
+    """Model."""
+
+    model_path: Path | None = option(None, "Folder or GGUF file with a named model's weights.", common=True)
 
 
-class Source(enum.IntEnum):
-    """Who gave a value; a later one wins over an earlier one."""
+AUTO_LAYOUT = "auto"
+LAYOUTS = ("as said", AUTO_LAYOUT)
 
-    BUILT_IN = 0
-    DERIVED = 1
-    MODEL_FILE = 2
-    SHIPPED_PRESET = 3
-    REFERENCE_RECIPE = 4
-    CLUSTER_FILE = 5
-    LAB_PRESET = 6
-    RUN_FILE = 7
-    ENVIRONMENT = 8
-    COMMAND_LINE = 9
+
+class StrategyOptions(OptionGroup):
+    """Model.
+
+    How it is divided over devices.
+    """
+
+    preset: str = option(
+        "zero2", "A preset, its file, or auto: the fastest that fits.",
+        default_text="the model's, else zero2", common=True, path=NAME_OR_PATH,
+    )  # fmt: skip
+    layout: str = option(
+        "as said", "auto: choose --preset, --tp, --sp and the micro batch, the fastest that fits (GPUs).",
+        choices=LAYOUTS,
+    )  # fmt: skip
+
+
+class ParallelismOptions(OptionGroup):
+    """Parallelism.
+
+    Ranks that work on the same examples. What is left of them after that is data parallel: each such group has its own
+    share of a step's examples. The ranks of a group are neighbours.
+    """
+
+    tp: int = option(
+        1, "Tensor parallelism: ranks that divide every layer.", at_least=1, at_most=MOST_RANKS, common=True
+    )
+    sp: int = option(
+        1, "Sequence parallelism: ranks that divide every sequence.", at_least=1, at_most=MOST_RANKS
+    )
+
+    pp: int = option(
+        1,
+        "Pipeline parallelism: the layers in as many stages, each on other ranks.",
+        at_least=1,
+        at_most=MOST_RANKS,
+    )
+
+    @property
+    def group(self) -> int:
+        """Ranks that work on the same examples."""
+        return self.tp * self.sp * self.pp
 
     @property
     def words(self) -> str:
-        """For people: "model file"."""
-        return self.name.lower().replace("_", " ").replace("built in", "built-in default")
+        """The options as given: "--tp 2"; empty where every rank has examples of its own."""
+        sizes = {"--tp": self.tp, "--sp": self.sp, "--pp": self.pp}
+        return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a value came from."""
+class PrecisionOptions(OptionGroup):
+    """Model."""
 
-    source: Source
-    where: str = ""
-    """The file, the variable, or why it was derived; empty where the source says it all. For people: nothing hangs on
-    its words."""
-    through: str = ""
-    """The option whose value brought this one along, by its name: "overrides" (--set), "adapter". Empty: its own."""
-
-    def __str__(self) -> str:
-        return f"{self.source.words}: {self.where}" if self.where else self.source.words
+    precision: str | None = option(
+        None, "Of weights and activations.", choices=PRECISIONS, default_text="what the devices do best", common=True
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The values of one source."""
+class OverrideOptions(OptionGroup):
+    """Memory and speed.
 
-    source: Source
-    values: Mapping[str, object]
-    """By the options' names; None gives nothing."""
-    why: str = ""
-    """The origins' `where`: the file, the variable, or the reason."""
-    through: str = ""
-    """The option that brings them along; see `Origin`."""
-    settles: bool = False
-    """They were worked out of what all sources say, and hold whichever gave the value before."""
-    note: str = ""
-    """A line for the user."""
-
-    @classmethod
-    def settled(cls, values: Mapping[str, object], why: str, note: str = "") -> Layer:
-        """Values that were worked out of what all sources say."""
-        return cls(Source.DERIVED, values, why, settles=True, note=note)
-
-
-NOTHING = Layer(Source.DERIVED, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """What a field says beside its name, type and default."""
-
-    help: str
-    flags: tuple[str, ...] = ()
-    """As on the command line, where that isn't --name-of-the-field (and --no-name for a switch with two sides)."""
-    metavar: str | None = None
-    unit: str = ""
-    choices: tuple[str, ...] = ()
-    choices_in: str = ""
-    """Where the choices are found by looking, "module:name": a mapping, or a function without arguments."""
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-    variable: str = ""
-    """The environment variable that stands for it."""
-    default_text: str = ""
-    """What --help says of the default, where it is worked out or isn't the plain value."""
-    common: bool = False
-    """Whether --help shows it; --help-all shows all."""
-    path: str = ""
-    """Of a text: PATH, NAME_OR_PATH or LIST_OR_FILE. In a run file a path is relative to the file."""
-    command_line_only: bool = False
-    """How a command is to go this time, which no run file says."""
-
-
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A field of an options class. more: the other fields of `Option`."""
-    return field(default=default, metadata={KEY: Option(help=help, **more)})
-
-
-def again(owner: type, name: str, **more: Any) -> Any:
-    """Another class's option, of which something is said otherwise. more: fields of `Option`."""
-    entry = entries(owner)[name]
-    return field(default=entry.default, metadata={KEY: dataclasses.replace(entry.option, **more)})
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-class OptionGroup:
-    """A frozen dataclass of options. Its fields are those of its class and of all groups that it is put together from.
-
-    What `dataclass` writes and compiles anew for each class (a third of the time that a short command takes) stands
-    here once.
+    Keys of the DeepSpeed config.
     """
 
-    def __init_subclass__(cls) -> None:
-        dataclass(init=False, repr=False, eq=False)(cls)
+    nvme_path: str | None = option(
+        None, "Folder on a local NVMe disk, for presets that offload to it.", metavar="DIR",
+        variable="DSRUN_NVME_PATH", path=PATH,
+    )  # fmt: skip
+    overrides: tuple[str, ...] = option(
+        (), "Set a key of the DeepSpeed config.", flags=("--set",), metavar="PATH=VALUE", common=True
+    )
 
-    def __init__(self, **values: Any) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            made = one.default if one.default_factory is MISSING else one.default_factory
-            value = values.pop(one.name) if one.name in values else made() if callable(made) else made
-            if value is MISSING:
-                raise TypeError(f"{type(self).__name__} needs {one.name}")
-            object.__setattr__(self, one.name, value)
-        if values:
-            raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
-        self.__post_init__()
+
+class TrainingFileOptions(OptionGroup):
+    """Data.
+
+    The training files.
+    """
+
+    train_file: tuple[str, ...] = option(
+        (), "JSONL, JSON, CSV, Parquet, text or hf:OWNER/NAME. Repeatable; FILE:2 takes each example twice an epoch.",
+        metavar="FILE[:WEIGHT]", default_text="the model's", common=True, path=PATH,
+    )  # fmt: skip
+
+
+class EvalFileOptions(OptionGroup):
+    """Data.
+
+    The held-out file.
+    """
+
+    eval_file: Path | None = option(None, "Held-out examples, for loss and scores.", common=True)
+
+
+class FormatOptions(OptionGroup):
+    """Data.
+
+    What a row of a file is.
+    """
+
+    prompt_column: str = option("content", "Column of the prompt.", common=True)
+    response_column: str = option("summary", "Column of the response.", common=True)
+    history_column: str = option("history", "Column of earlier turns, where there is one.")
+    text_column: str = option(
+        "text", "Column of plain text, to train on every token of it: continued pre-training."
+    )
+    data_format: str = option(
+        "auto",
+        "What a row is.",
+        choices=("auto",),
+        choices_in="dsrun.data.conversations:FORMATS",
+        default_text="auto, by the file's columns",
+    )
+
+
+class LengthOptions(OptionGroup):
+    """Data.
+
+    Tokens.
+    """
+
+    max_source_length: int = option(512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit")
+    max_target_length: int = option(512, "Longest response in tokens.", at_least=1, default_text="99 % fit")
+
+
+class TokenizerOptions(OptionGroup):
+    """Data.
+
+    What the model's tokenizer gets.
+    """
+
+    chat_template: Path | None = option(
+        None, "Frame prompts by this chat template (Jinja), and export it.", metavar="FILE", default_text="the model's"
+    )  # fmt: skip
+    add_special_tokens: tuple[str, ...] = option(
+        (), 'New tokens: "<a>,<b>", or a .txt file with one a line. Embeddings grow with them.', metavar="TOKENS",
+        path=LIST_OR_FILE,
+    )  # fmt: skip
+
+
+class TemplateOptions(OptionGroup):
+    """Data.
+
+    What the chat template is told.
+    """
+
+    thinking: str = option(
+        "auto", "Prompts that ask for thoughts: as each answer has some or not, or always, or never.",
+        choices=("auto", "on", "off"),
+    )  # fmt: skip
+    template_arg: tuple[str, ...] = option(
+        (), "Give the chat template a variable: enable_thinking=false. Repeatable.", metavar="NAME=VALUE"
+    )
+
+
+class EncodingOptions(OptionGroup):
+    """Data.
+
+    How examples become tokens.
+    """
+
+    train_on_prompt: bool = option(False, "Train on prompts as on responses.")
+    strict_data: bool = option(False, "Stop where an example would be left out.")
+    allow_truncation: bool = option(False, "Train on what is left of many examples that are too long.")
+    official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
+
+
+class BatchOptions(OptionGroup):
+    """Training.
+
+    How many examples a step takes.
+    """
+
+    micro_batch: int = option(
+        4, "Examples per device and micro-step.", at_least=1, default_text="up to 4", common=True
+    )
+    grad_accum: int | None = option(
+        None, "Micro-steps per optimizer step.", at_least=1, default_text="what the global batch needs"
+    )
+
+    @property
+    def micro_steps(self) -> int:
+        """The given number, or 1."""
+        return self.grad_accum or 1
+
+
+class StepOptions(BatchOptions):
+    """Training.
+
+    One optimizer step.
+    """
+
+    global_batch: int = option(
+        16, "Examples of an optimizer step, over all devices.", at_least=1,
+        default_text="the model's, else 16", common=True,
+    )  # fmt: skip
+    grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)
+
+
+class TokenBatchOptions(OptionGroup):
+    """Training.
+
+    One optimizer step by its tokens.
+    """
+
+    tokens_per_batch: int | None = option(
+        None, "Tokens of an optimizer step, in place of --global-batch: as many examples as fit, on any devices.",
+        at_least=1,
+    )  # fmt: skip
+
+
+class OptimizerOptions(OptionGroup):
+    """Training.
+
+    The optimizer, and what it minimises.
+    """
+
+    lr: float = option(
+        1e-4, "Learning rate.", above=0, common=True,
+        default_text="the model's; 1e-4, from 1e9 weights on 1e-5; LoRA 2e-4, P-Tuning 2e-2",
+    )  # fmt: skip
+    optimizer: str = option(
+        "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs). config: the config's section.",
+        choices=(*OPTIMIZERS, CONFIG),
+    )  # fmt: skip
+    muon_lr: float | None = option(
+        None, "Muon: learning rate of matrices; --lr is of the rest.", above=0,
+        default_text="--lr x 0.2 x the root of the hidden size",
+    )  # fmt: skip
+    loss: str = option(
+        "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
+        choices_in="dsrun.training.loss:LOSSES",
+    )  # fmt: skip
+
+
+class PeftOptions(OptionGroup):
+    """LoRA, P-Tuning."""
+
+    method: str = option("full", "What is trained.", choices=METHODS, common=True)
+    # The rank is PEFT's default, and so is no dropout; alpha twice the rank is the field's habit.
+    lora_rank: int = option(8, "Rank of LoRA's matrices.", at_least=1)
+    lora_alpha: float = option(16.0, "LoRA's scale times its rank.", above=0)
+    lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
+    lora_target: str = option(
+        "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers",
+    )  # fmt: skip
+    # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
+    pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
+    prefix_dropout: float = option(0.1, "Dropout of P-Tuning's prefix.", at_least=0, below=1)
+    adapter: str | None = option(
+        None, "Start from this one: LoRA's folder, or a P-Tuning checkpoint.", metavar="PATH", path=PATH
+    )
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.method != "full"
+
+
+class ScheduleOptions(OptionGroup):
+    """Training.
+
+    How long, and the learning rate on the way.
+    """
+
+    epochs: float | None = option(3.0, "Passes over the examples.", above=0, common=True)
+    max_steps: int | None = option(None, "Optimizer steps, instead of epochs.", at_least=1, common=True)
+    lr_schedule: str = option(
+        "cosine", "Learning rate after the warm-up; config: the scheduler of a preset or of --set.",
+        choices=LR_SCHEDULES,
+    )  # fmt: skip
+    warmup_ratio: float | None = option(
+        0.03, "Share of the steps until the full learning rate.", at_least=0, below=1
+    )
+    warmup_steps: int | None = option(None, "As many steps, instead of a share.", at_least=0)
+    seed: int = option(42, "Decides the order of the examples.")
+
+
+class ComputeOptions(OptionGroup):
+    """Memory and speed.
+
+    How it is computed.
+    """
+
+    activation_checkpointing: str = option(
+        "none", "Layers that backward computes again: all, one in --recompute-every, all from host memory.",
+        choices=RECOMPUTING, default_text="the model's", common=True,
+    )  # fmt: skip
+    recompute_every: int = option(2, "Layers of which selective computes one again.", at_least=2)
+    tile_tokens: int | None = option(
+        None, "Tokens that the loss and each MLP take at a time; backward computes MLPs again. 0: all at once.",
+        at_least=0, default_text="4096 where an example's logits are 4 GiB or more, else 0",
+    )  # fmt: skip
+    packing: bool = option(True, "Several examples in one packed sequence, kept apart.")
+    attention: str = option(
+        "auto", "How attention is computed.", choices=ATTENTIONS,
+        default_text="auto: flash-attn where it is installed and works, torch's varlen kernel, else its SDPA",
+    )  # fmt: skip
+    liger: bool | None = option(
+        None,
+        "liger-kernel's loss, norms, positions and gated layers.",
+        default_text="where GPU and model have it",
+    )
+    compile: bool = option(
+        False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+    )  # fmt: skip
+
+    @property
+    def recomputed(self) -> int:
+        """Layers of which backward computes one again: 1 for every layer; 0 for none."""
+        return {NO_RECOMPUTING: 0, SELECTIVE: self.recompute_every}.get(self.activation_checkpointing, 1)
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether the inputs of recomputed layers wait in host memory."""
+        return self.activation_checkpointing == OFFLOADED
+
+
+ANSWERED_AT_ONCE = 4
+"""Micro batches of prompts that a rank answers at once, at least: without gradients there is room."""
+GATHERED_SHARE = 0.5
+"""Share of the free memory that gathered weights may take while ranks answer: answering takes some, too."""
+
+
+class EvaluationOptions(OptionGroup):
+    """Evaluation and checkpoints."""
+
+    eval_steps: int | None = option(
+        None, "Steps between evaluations.", at_least=1, default_text="a fifth of the run"
+    )
+    generate_rows: int = option(
+        100, "Held-out prompts to answer and score.", at_least=0,
+        default_text="100; fewer where partitioned weights don't fit a GPU whole",
+    )  # fmt: skip
+    metrics: str = option(
+        AUTO_METRICS,
+        "How they are scored. text: ROUGE and BLEU. classification: exact match, accuracy, macro-F1.",
+        choices=METRICS,
+        default_text="auto: classification where answers are few different ones",
+    )
+    score_before: bool = option(
+        False, "Answer them before training, too.", flags=("--score-before/--no-score-before",)
+    )
+    compute_metrics: bool = option(
+        False, "Answer and score them at each evaluation, too: slow.",
+        flags=("--compute-metrics/--no-compute-metrics",), default_text="the loss only",
+    )  # fmt: skip
+
+
+class CheckpointOptions(OptionGroup):
+    """Evaluation and checkpoints."""
+
+    save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
+    keep_checkpoints: int = option(2, "Newest checkpoints to keep.", flags=("--keep",), at_least=1)
+    last_checkpoint: bool = option(
+        True, "A checkpoint of the last step stands until the model is written (not in runs under 20 steps)."
+    )
+    keep_best: bool = option(
+        False,
+        "Keep the model of the lowest evaluation loss, too, in best/.",
+        flags=("--keep-best/--no-keep-best",),
+    )
+    export_format: str = option(
+        "transformers",
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
+        choices=EXPORT_FORMATS,
+    )
+
+
+class TrackerOptions(OptionGroup):
+    """Evaluation and checkpoints.
+
+    Where curves are shown while it runs, beside metrics.jsonl.
+    """
+
+    log: tuple[str, ...] = option((), "Show the curves there, too.", choices=TRACKERS)
+    log_project: str | None = option(
+        None,
+        "The project that they stand in.",
+        metavar="NAME",
+        default_text="the tracker's own variable, else dsrun",
+    )
 
     def __post_init__(self) -> None:
-        """For a group that makes something of its values."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-
-    def __delattr__(self, name: str) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).values()))
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-        )
+        object.__setattr__(self, "log", tuple(self.log))  # JSON knows lists only
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An option as its class declares it."""
+class DeviceOptions(OptionGroup):
+    """Devices and hosts."""
 
-    name: str
-    kind: type
-    """int, float, str, bool or Path; of a repeated option, of each of its values."""
-    default: Any
-    option: Option
-    group: str
-    """The title of the group that it is listed in: the first line of its class's docstring."""
-    repeated: bool
-    optional: bool
-    """Whether None is a value: nobody says, and something else decides."""
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values that it takes; empty where they are not a few names."""
-        if not self.option.choices_in:
-            return self.option.choices
-        module, _, name = self.option.choices_in.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        return (*self.option.choices, *(found() if callable(found) else found))
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """How the command line spells it."""
-        own = "--" + self.name.replace("_", "-")
-        if self.kind is bool and not self.option.flags and self.default is not False:
-            return (f"{own}/--no-{own[2:]}",)
-        return self.option.flags or (own,)
-
-    @property
-    def flag(self) -> str:
-        """How messages spell it."""
-        return self.spelled(None)
-
-    def spelled(self, value: object) -> str:
-        """How the command line says a value: of a switch with two sides by one of them."""
-        first = next((flag for flag in self.flags if flag.startswith("--")), self.flags[0])
-        on, _, off = first.partition("/")
-        return off if off and value is False else on
-
-    def in_environment(self, environ: Mapping[str, str]) -> str | None:
-        """What its variable says; None where it has none, or an empty one."""
-        return environ.get(self.option.variable) or None
-
-    @property
-    def default_words(self) -> str:
-        """The default for people; empty where there is nothing to say."""
-        if self.option.default_text or self.option.variable:
-            return self.option.default_text or f"${self.option.variable}"
-        if self.default is None or self.default is False or self.default == ():
-            return ""
-        if self.kind is bool:
-            return self.flag[2:]
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
-
-    def problem(self, value: object) -> str:
-        """What is wrong with a value, in words that follow "can't be ..."; empty where it is right."""
-        values: Sequence[object] = value if isinstance(value, (list, tuple)) else (value,)
-        if isinstance(value, (list, tuple)) and not self.repeated:
-            return f"Expected {self.takes}, not a list."
-        return next((f"Expected {self.takes}." for one in values if not self._fits(one)), "")
-
-    def _fits(self, value: object) -> bool:
-        if value is None:
-            return self.optional
-        if self.kind is bool or isinstance(value, bool):
-            return self.kind is bool and isinstance(value, bool)
-        if self.kind in (int, float):
-            right = isinstance(value, (int, float) if self.kind is float else int)
-            return isinstance(value, (int, float)) and right and self._in_range(value)
-        fits = isinstance(value, (str, Path))
-        return fits and value != "" and (not self.choices or value in self.choices)
-
-    def _in_range(self, number: float) -> bool:
-        said = self.option
-        return (
-            math.isfinite(number)
-            and (said.at_least is None or number >= said.at_least)
-            and (said.above is None or number > said.above)
-            and (said.at_most is None or number <= said.at_most)
-            and (said.below is None or number < said.below)
-        )
-
-    @property
-    def takes(self) -> str:
-        """The values that are right, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        words = {
-            int: "a whole number",
-            float: "a number",
-            str: "a text",
-            bool: "true or false",
-            Path: "a path",
-        }
-        limits = {
-            "at least": self.option.at_least, "above": self.option.above, "at most": self.option.at_most,
-            "below": self.option.below,
-        }  # fmt: skip
-        said = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]
-        return words[self.kind] + (f", {' and '.join(said)}" if said else "")
-
-    def typed(self, value: object) -> Any:
-        """A right value in the field's own type."""
-        if self.repeated:
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            return tuple(self.kind(one) for one in values)
-        return value if value is None else self.kind(value)
+    gpus: int | None = option(
+        None, "How many free GPUs, or CPU ranks; with hosts: of each.", at_least=1, common=True
+    )
+    devices: str | None = option(
+        None, 'Which devices, in the order of ranks: "2,3", "0-3", "host1:0-3,host2:all".', common=True
+    )
+    hostfile: Path | None = option(None, "A file of hosts and slots.", variable="DSRUN_HOSTFILE", common=True)
+    hosts: str | None = option(None, 'The hosts, in short: "node[01-16]:8".', metavar="LIST")
+    nodes: int | None = option(None, "The first N of the hosts.", at_least=1, metavar="N")
+    include: str | None = option(
+        None, 'Only these, as DeepSpeed writes it: "h1@h2:0,2".', flags=("-i", "--include"), metavar="FILTER"
+    )
+    exclude: str | None = option(None, "All but these.", flags=("-e", "--exclude"), metavar="FILTER")
 
 
-def entries(cls: type) -> Mapping[str, Entry]:
-    """The options of a class, in the order in which its groups are named in its bases."""
-    return _entries(cls)
+class HostOptions(OptionGroup):
+    """Devices and hosts.
 
-
-@functools.cache
-def _entries(cls: type[object]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
-    for owner in cls.__mro__:
-        if not dataclasses.is_dataclass(owner):
-            continue
-        own = {one.name: one for one in dataclasses.fields(owner)}
-        for name in inspect.get_annotations(owner):
-            if name not in found and name in own and KEY in own[name].metadata:
-                found[name] = _entry(own[name], owner)
-    return found
-
-
-def _entry(one: dataclasses.Field[Any], owner: object) -> Entry:
-    said: Option = one.metadata[KEY]
-    hint: Any = one.type
-    arguments = typing.get_args(hint)
-    optional = isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union
-    repeated = typing.get_origin(hint) is tuple
-    if optional:
-        (hint,) = (argument for argument in arguments if argument is not type(None))
-    kind = arguments[0] if repeated else hint
-    title = (owner.__doc__ or "").partition("\n")[0].rstrip(".")
-    return Entry(one.name, kind, one.default, said, title, repeated, optional)
-
-
-EXCLUSIVE = (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps"))
-"""Options that say the same thing in two ways: the stronger source's holds, and one source may give only one."""
-
-
-@dataclass(frozen=True)
-class Resolved(Generic[T]):
-    """A command's options, and where each came from. Sources may be added in any order."""
-
-    options: T
-    origins: Mapping[str, Origin]
-
-    @classmethod
-    def built_in(cls, options: type[T]) -> Resolved[T]:
-        """Nothing but the declared defaults."""
-        return cls(options(), dict.fromkeys(entries(options), Origin(Source.BUILT_IN)))
-
-    @classmethod
-    def by_user(cls, options: type[T], values: Mapping[str, object]) -> Resolved[T]:
-        """What a command line with these values asks for."""
-        return Resolved.built_in(options).filled(Source.COMMAND_LINE, values)
-
-    def said(self, name: str) -> bool:
-        """Whether the user said it: on the command line, by a variable or in a run file."""
-        return self.origins[name].source >= Source.RUN_FILE
-
-    def source(self, name: str) -> Source:
-        return self.origins[name].source
-
-    @property
-    def user(self) -> dict[str, Any]:
-        """The values that the user said, by name."""
-        said = {name: getattr(self.options, name) for name in self.origins if self.said(name)}
-        return {name: value for name, value in said.items() if value is not None}
-
-    def filled(
-        self, source: Source, values: Mapping[str, object], where: str = "", *, through: str = ""
-    ) -> Resolved[T]:
-        """With a source's values where no stronger source has set one; None sets nothing. through: see `Origin`.
-
-        Raises DsrunError with every value that can't be, and every name that is no option, of that source.
-        """
-        known = entries(type(self.options))
-        problems = [*problems_of(known, source, values, where), *twice(known, values, where)]
-        raise_all(problems)
-        taken = {
-            name: known[name].typed(value)
-            for name, value in values.items()
-            if value is not None and source >= self.source(name) and self._free(name, source)
-        }
-        said = frozenset(taken)
-        origins = {**self.origins, **dict.fromkeys(said, Origin(source, where, through))}
-        for pair in EXCLUSIVE:
-            for name, other in (pair, pair[::-1]):
-                if name in said:
-                    taken[other], origins[other] = None, origins[name]
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, **taken), origins=origins)  # type: ignore[type-var]
-
-    def settled(self, values: Mapping[str, object], why: str) -> Resolved[T]:
-        """With values that were worked out of what all sources said; the source of what they don't change stays."""
-        new = {name: value for name, value in values.items() if getattr(self.options, name) != value}
-        origins = {**self.origins, **dict.fromkeys(new, Origin(Source.DERIVED, why))}
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, **new), origins=origins)  # type: ignore[type-var]
-
-    def with_layers(self, *layers: Layer) -> Resolved[T]:
-        """With the values of layers, one after the other. Raises DsrunError as `filled` does."""
-        known = self
-        for layer in layers:
-            known = (
-                known.settled(layer.values, layer.why)
-                if layer.settles
-                else known.filled(layer.source, layer.values, layer.why, through=layer.through)
-            )
-        return known
-
-    def _free(self, name: str, source: Source) -> bool:
-        others = (other for pair in EXCLUSIVE if name in pair for other in pair)
-        return all(source >= self.source(other) for other in others)
-
-    def rows(self) -> Iterator[tuple[Entry, Any, Origin]]:
-        """Each option with its value and where it came from, in the order of the table."""
-        for name, entry in entries(type(self.options)).items():
-            yield entry, getattr(self.options, name), self.origins[name]
-
-
-SourceOfValues = Callable[[Resolved[T]], Layer | Sequence[Layer]]
-"""A pure function: what is known so far -> what a source makes of it. Raises DsrunError where that can't be."""
-
-
-@dataclass(frozen=True)
-class Resolution(Generic[T]):
-    """What came of the layers of some sources."""
-
-    known: Resolved[T]
-    notes: tuple[str, ...] = ()
-    """Lines for the user."""
-    problems: tuple[Problem, ...] = ()
-    """What a source was refused for; those behind it were not asked."""
-
-
-def resolve(known: Resolved[T], sources: Iterable[SourceOfValues[T]]) -> Resolution[T]:
-    """The options with the layers of sources, each of which sees what those before it gave.
-
-    The order is not that of strength, which is `Source`'s: a weak source that nobody else depends on may come last. It
-    ends at the first source that is refused: those behind it would judge by values that may not hold.
+    How other hosts are reached.
     """
-    notes: list[str] = []
-    for source in sources:
-        try:
-            given = source(known)
-            layers = (given,) if isinstance(given, Layer) else given
-            for layer in layers:
-                known = known.with_layers(layer)
-        except DsrunError as error:
-            return Resolution(known, tuple(notes), tuple(error.problems))
-        notes += [layer.note for layer in layers if layer.note]
-    return Resolution(known, tuple(notes))
+
+    cluster: str | None = option(
+        None, "A file of launch/clusters, by name or path: hosts, launcher, variables.", metavar="NAME",
+        variable="DSRUN_CLUSTER", path=NAME_OR_PATH,
+    )  # fmt: skip
+    launcher: str = option("auto", "How hosts are reached.", choices_in="dsrun.jobs.launchers:CHOICES")
+    no_check: bool = option(False, "Don't ask the hosts first what they have.")
+    master_addr: str | None = option(
+        None, "Where the ranks meet.", metavar="ADDRESS", default_text="the first host"
+    )
+    master_port: int | None = option(
+        None, "And at which port.", at_least=1, at_most=65535, default_text="a free one"
+    )
+    env: tuple[str, ...] = option((), "A variable that the ranks get, too.", metavar="NAME[=VALUE]")
 
 
-def from_environment(cls: type, environ: Mapping[str, str], name: str) -> Layer:
-    """What an option's variable says."""
-    entry = entries(cls)[name]
-    return Layer(Source.ENVIRONMENT, {name: entry.in_environment(environ)}, entry.option.variable)
+class WaitOptions(OptionGroup):
+    """Devices and hosts.
+
+    For GPUs that others use.
+    """
+
+    wait: bool = option(False, "Wait for GPUs of this machine that others use.")
+    wait_timeout: float | None = option(
+        None, "Wait, and give up after as many minutes.", at_least=0, metavar="MINUTES", unit="minutes"
+    )
 
 
-def twice(known: Mapping[str, Entry], values: Mapping[str, object], where: str = "") -> Iterator[Problem]:
-    """What one source says in two ways."""
-    for pair in EXCLUSIVE:
-        if all(values.get(name) is not None for name in pair):
-            flags = " and ".join(known[name].flag for name in pair)
-            yield Problem(f"{flags} say the same thing in two ways", where, "Give one of them.")
+class SupervisionOptions(OptionGroup):
+    """Supervision."""
+
+    hang_timeout: float | None = option(
+        None, "End a job that was silent for as many minutes, with every rank's stack in its log.", above=0,
+        metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    timeout: int | None = option(
+        None, "How long ranks wait for one another in one exchange (DEEPSPEED_TIMEOUT).", at_least=1,
+        metavar="MINUTES", unit="minutes", default_text="DeepSpeed's: 10",
+    )  # fmt: skip
+    host_timeout: float = option(
+        1.0, "Give up a host that was silent for as many minutes; five times as many while its ranks' logs grow.",
+        above=0, metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    log_limit: float = option(
+        1.0, "Keep as much of each rank's log, its beginning and its end; 0 for all of it.", at_least=0, metavar="GIB",
+        unit="GiB",
+    )  # fmt: skip
+    max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
 
 
-def problems_of(
-    known: Mapping[str, Entry], source: Source, values: Mapping[str, object], where: str
-) -> Iterator[Problem]:
-    """What is wrong with a source's values."""
-    from dsrun.catalog import suggestion
+class SaveOnStopOptions(OptionGroup):
+    """Supervision."""
 
-    by_hand = source == Source.COMMAND_LINE
-    for name, value in values.items():
-        if name not in known:
-            yield Problem(f"unknown option {name!r}", where, suggestion(name, known, ""))
-        elif value is not None and (wrong := known[name].problem(value)):
-            shown = str(value) if value != "" and isinstance(value, (str, Path)) else repr(value)
-            place = known[name].flag if by_hand else f"{where}: {name}"
-            yield Problem(f"can't be {shown}", place, wrong)
+    save_on_stop: float | None = option(
+        None, "When it is asked to end, write a checkpoint first; it has as many minutes.", above=0, metavar="MINUTES",
+        unit="minutes",
+    )  # fmt: skip
 
 
-def select(cls: type[T], options: object, **more: Any) -> T:
-    """A smaller class's fields out of a command's options, by name. more: fields that are no options."""
-    names = {one.name for one in dataclasses.fields(cls)} - set(more)  # type: ignore[arg-type]
-    return cls(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **more)
+class ForceOptions(OptionGroup):
+    """Run."""
+
+    force: bool = option(
+        False,
+        "Start what is predicted to run out of memory, has versions known to be bad, or more CPU ranks than cores.",
+        command_line_only=True,
+    )
 
 
-def flag_of(cls: type, name: str) -> str:
-    """How messages spell an option of a class."""
-    return entries(cls)[name].flag
+class OutputOptions(OptionGroup):
+    """Run."""
+
+    output_dir: Path | None = option(
+        None, "The run's folder.", default_text="runs/MODEL-PRESET-TIME", common=True
+    )
+
+
+class JsonOptions(OptionGroup):
+    """Run."""
+
+    as_json: bool = option(
+        False, "Print the result (or the dry run) as JSON.", flags=("--json",), command_line_only=True
+    )
+
+
+class StartOptions(OptionGroup):
+    """Run.
+
+    How it starts.
+    """
+
+    resume: bool = option(False, "Continue the run in --output-dir.", command_line_only=True)
+    go_on: bool = option(
+        False, "Continue the run in --output-dir if there is one, else start it.", flags=("--continue",),
+        command_line_only=True,
+    )  # fmt: skip
+    dry_run: bool = option(
+        False, "Print what would run; start and write nothing.", common=True, command_line_only=True
+    )
+    output: Path | None = option(
+        None, "With --dry-run: write all of it into a run file.", flags=("-o", "--output"), metavar="RUN.toml",
+        command_line_only=True,
+    )  # fmt: skip
+    show_examples: int | None = option(
+        None, "Print the first N training examples as the model would see them; start and write nothing.",
+        at_least=1, metavar="N", command_line_only=True,
+    )  # fmt: skip
+    explain: bool = option(
+        False, "Print every option with its value and where it came from.", command_line_only=True
+    )
+
+
+class RestoreOptions(OptionGroup):
+    """Run.
+
+    Which checkpoint is gone on from, or exported.
+    """
+
+    checkpoint: int | None = option(
+        None, "The checkpoint after step N.", at_least=1, metavar="N", default_text="the newest whole one",
+        command_line_only=True,
+    )  # fmt: skip
+    digests: bool = option(
+        True, "Read all of its files first, and compare them with their digests. Sizes are always compared.",
+        flags=("--digests/--no-digests",), command_line_only=True,
+    )  # fmt: skip
+
+
+class DetachOptions(OptionGroup):
+    """Run.
+
+    Without a terminal.
+    """
+
+    detach: bool = option(False, "Go on without this terminal once it is started.", command_line_only=True)
+
+
+class HardwareOptions(OptionGroup):
+    """Hardware."""
+
+    gpu: str | None = option(
+        None,
+        "Kind of GPU: v100-32g, a100-80g, ... (presets/gpus).",
+        metavar="NAME",
+        default_text="this machine's",
+    )
+    gpu_memory: str | None = option(
+        None, "Memory of each GPU, as 32GiB: all of it, or what is free.", metavar="SIZE"
+    )
+    host_memory: str | None = option(None, "Memory of each node, as 256GiB.", metavar="SIZE")
+
+
+class InferenceOptions(TemplateOptions):
+    """Inference."""
+
+    thinking: str = again(TemplateOptions, "thinking", default_text="as the run was trained")
+    template_arg: tuple[str, ...] = again(TemplateOptions, "template_arg", default_text="the run's")
+
+    sample: bool = option(
+        False, "Draw tokens as ChatGLM2's own evaluation does: temperature 0.95, top-p 0.7."
+    )
+    temperature: float | None = option(
+        None, "Draw tokens; 0: always the likeliest.", at_least=0, default_text="0"
+    )
+    top_p: float | None = option(
+        None, "Draw among the likeliest tokens that together have this probability.", above=0, at_most=1
+    )
+    device: int | None = option(None, "Which GPU.", at_least=0, default_text="one that nobody uses")
+    prompt_format: str | None = option(
+        None, "How prompts are framed: chatglm2, chatglm3, llama-2, ...", metavar="NAME",
+        default_text="the run's; a folder's own",
+    )  # fmt: skip

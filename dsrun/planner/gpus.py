@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
+from dsrun.json_numbers import is_finite
 
 KIND = "presets/gpus"
 LINKS = ("nvlink", "pcie")
@@ -55,7 +55,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_finite(value) and value > 0
 
 
 def _is_capability(value: Any) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.json_numbers import is_finite
 
 MOST = 1e15
 """Parameters: no network has more, nor more of anything else."""
@@ -38,7 +38,7 @@ class ModelConfig:
         name, value = next(self._given(names), ("", None))
         if value is None:
             return None
-        if not is_number(value) or not (least <= value <= MOST and value == int(value)):
+        if not is_finite(value) or not (least <= value <= MOST and value == int(value)):
             self.refuse(name, value, f"A whole number, at least {least}.")
             return None
         return int(value)
@@ -61,7 +61,7 @@ class ModelConfig:
     def share(self, name: str, default: float) -> float:
         """A number from 0 to 1; null is 0."""
         value = self.values.get(name, default)
-        if value is not None and not (is_number(value) and 0 <= value <= 1):
+        if value is not None and not (is_finite(value) and 0 <= value <= 1):
             self.refuse(name, value, "A number from 0 to 1.")
             return default
         return float(value or 0)
@@ -83,13 +83,6 @@ class ModelConfig:
 
     def _given(self, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name in names if (value := self.values.get(name)) is not None)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, int) or isfinite(value)
 
 
 def quoted(value: object) -> str:

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.json_numbers import is_finite
 from dsrun.planner.families import FAMILIES, LLAMAS, Block, Family
-from dsrun.planner.model_config import MOST, ModelConfig, UnknownShapeError, is_number, quoted
+from dsrun.planner.model_config import MOST, ModelConfig, UnknownShapeError, quoted
 
 SIZES = (
     (0.135e9, 30, 576), (0.5e9, 24, 1024), (1.1e9, 22, 2048), (3.2e9, 28, 3072), (6.7e9, 32, 4096),
@@ -294,7 +295,7 @@ def _family(reader: ModelConfig) -> Family:
     unlike = [
         f"{key} is {value}: mixtures of experts are"
         for key in EXPERTS
-        if is_number(value := config.get(key)) and value > 1 and not _mixes(str(model_type))
+        if is_finite(value := config.get(key)) and value > 1 and not _mixes(str(model_type))
     ]
     unlike += [
         f"{model_type} has a {part} part, which is"

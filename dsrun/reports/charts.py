@@ -23,10 +23,10 @@ from dsrun.packages import needed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 1600
-"""Of a curve, at most: about two for each column of pixels of the widest chart."""
-MARKS = 240
-"""Checkpoints and skipped steps that are drawn, at most."""
+MOST_POINTS = 1600
+"""Points of a curve: about two for each column of pixels of the widest chart."""
+MOST_MARKS = 240
+"""Checkpoints and skipped steps that are drawn."""
 WIDE, NARROW = (11.4, 3.5), (5.6, 2.9)
 """Width and height in inches of 72 units: over the whole page, and in one of two columns (or on a phone)."""
 MARGINS = (0.72, 0.56, 0.16, 0.12)
@@ -39,7 +39,7 @@ BAD = "#0a0b0c"
 """`var(--bad)`"""
 FONT = 11
 SPREAD = 300
-"""From this ratio of the largest to the smallest value on, an axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dsrun",
@@ -80,7 +80,7 @@ class Line:
     colour: int = 1
     dots: bool = False
     faint: bool = False
-    """Behind another one that says the same more calmly."""
+    """Whether it is drawn behind its own mean."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def curves(
 ) -> str:
     """Lines over a common axis. Logarithmic where the values are far apart.
 
-    name: what is read out in place of the picture. Raises DsrunError where matplotlib is missing.
+    name: the text that is read out in place of the picture. Raises DsrunError where matplotlib is missing.
     """
 
     def draw(axes: Axes) -> None:
@@ -149,7 +149,7 @@ def bars(
     def draw(axes: Axes) -> None:
         if edges:
             widths = [end - start for start, end in pairwise(edges)]
-            axes.bar(edges[:-1], heights, [0.94 * one for one in widths], align="edge", color=SERIES[0])
+            axes.bar(edges[:-1], heights, [0.94 * width for width in widths], align="edge", color=SERIES[0])
         else:
             axes.bar(range(len(heights)), heights, min(0.7, 0.15 * len(heights)), color=SERIES[0])
             axes.set_xlim(-0.6, max(len(heights) - 0.4, 0.6))
@@ -166,7 +166,7 @@ def _mark(axes: Axes, mark: Marks) -> None:
     """Marks stand at the lower edge, wherever the axis begins."""
     colour = BAD if mark.bad else INK
     places = list(mark.xs)
-    places = places[:: -(-len(places) // MARKS)] if len(places) > MARKS else places
+    places = places[:: -(-len(places) // MOST_MARKS)] if len(places) > MOST_MARKS else places
     if mark.sign == "|":
         for x in places:
             axes.axvline(x, color=colour, linewidth=1.2, linestyle=(0, (3, 3)))
@@ -220,11 +220,11 @@ def _for_a_page(svg: str, name: str) -> str:
 
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     needed_ids = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
-    own = f"c{crc32(svg.encode()):x}-"  # several charts stand in one page
+    prefix = f"c{crc32(svg.encode()):x}-"  # several charts stand in one page
     svg = re.sub(
-        r' id="([^"]*)"', lambda found: f' id="{own}{found[1]}"' if found[1] in needed_ids else "", svg
+        r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in needed_ids else "", svg
     )
-    svg = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{own}", svg)
+    svg = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{prefix}", svg)
     colours = {INK: "var(--ink-2)", GRID: "var(--line)", BAD: "var(--bad)"}
     colours |= {colour: f"var(--c{number})" for number, colour in enumerate(SERIES, 1)}
     for colour, variable in colours.items():

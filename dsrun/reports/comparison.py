@@ -17,7 +17,7 @@ from dsrun.reports.figures import Figure
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """What a page shows of several runs. settings, numbers: rows of a name and a text for each of `names`."""
+    """The content of a page of several runs. settings, numbers: rows of a name and a text for each of `names`."""
 
     names: list[str]
     settings: list[list[str]]
@@ -34,31 +34,32 @@ class ComparisonPage:
 def compared(runs: Sequence[tuple[Path, str, StepColumns]], by: str = "step") -> ComparisonPage:
     """Runs side by side: folder, name and metrics of each. Those that can't be read, or are a script's, are left out,
     with a note. by: what curves are drawn over (figures.AXES)."""
-    found: list[tuple[str, Run]] = []
+    readable: list[tuple[str, Run]] = []
     notes = []
     for path, name, columns in runs:
         try:
             run = past_runs.read(path, columns)
             _ = run.job
-            found.append((name, run))
+            readable.append((name, run))
         except DsrunError as error:
             notes.append(f"{name} is not compared: {error.problems[0].what.splitlines()[0]}")
-    if len(found) < 2:
-        return ComparisonPage([name for name, _ in found], [], [], [], notes)
-    names = [name for name, _ in found]
-    seen = compare_runs([run for _, run in found])
-    differs = {**seen.config, **seen.settings}
+    if len(readable) < 2:
+        return ComparisonPage([name for name, _ in readable], [], [], [], notes)
+    names = [name for name, _ in readable]
+    comparison = compare_runs([run for _, run in readable])
+    differs = {**comparison.config, **comparison.settings}
     rows = [[key, *map(value_text, values)] for key, values in differs.items()]
     numbers = [
-        [FIGURES[key], *(figure_text(key, value) for value in values)] for key, values in seen.figures.items()
+        [FIGURES[key], *(figure_text(key, value) for value in values)]
+        for key, values in comparison.figures.items()
     ]
     numbers += [
         [key, *("-" if value is None else f"{value:.2f}" for value in values)]
-        for key, values in seen.scores.items()
+        for key, values in comparison.scores.items()
     ]
     notes += [
-        f"{name} and {names[0]}: {agreement_text(one)}."
-        for name, one in zip(names[1:], seen.agreement, strict=True)
+        f"{name} and {names[0]}: {agreement_text(agreement)}."
+        for name, agreement in zip(names[1:], comparison.agreement, strict=True)
     ]
-    drawn = figures.of_several([(name, run.columns) for name, run in found], by)
+    drawn = figures.of_several([(name, run.columns) for name, run in readable], by)
     return ComparisonPage(names, rows, drawn, numbers, notes)

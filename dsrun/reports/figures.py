@@ -11,12 +11,12 @@ from dsrun.jobs.runs.metrics_file import StepColumns, calmed, has, number, thinn
 from dsrun.reports import charts
 from dsrun.words import GIB
 
-ROWS = 12
-"""Of a figure's table of numbers, at most."""
+MOST_ROWS = 12
+"""Rows of a figure's table of numbers."""
 CALM_FROM = 200
 """Steps from which on a curve is drawn with its mean."""
 AXES = {"step": "optimizer step", "tokens": "tokens trained on, all ranks", "time": "seconds of training"}
-"""What curves can be drawn over, and how the axis is called."""
+"""Axes of curves, with their labels."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Figure:
 
     title: str
     unit: str
-    """Of what stands on the y axis."""
+    """Unit of the y axis."""
     svg: str
     narrow: str = ""
-    """The same for narrow screens, where the first is for wide ones."""
+    """The picture for narrow screens, where `svg` is for wide ones."""
     legend: Sequence[Legend] = ()
     note: str = ""
     head: Sequence[str] = ()
@@ -53,19 +53,19 @@ class Figure:
 def of_training(columns: StepColumns, events: Iterable[Mapping[str, Any]], by: str = "step") -> list[Figure]:
     """Loss, learning rate, gradient norm and speed, those of them that were written. by: a key of AXES."""
     axis = columns.axis(by)
-    found = [_loss(columns, axis, events, by)] if columns.steps or columns.evals else []
+    figures = [_loss(columns, axis, events, by)] if columns.steps or columns.evals else []
     more = {
         "Learning rate": (columns.columns["lr"], ""),
         "Gradient norm": (columns.columns["grad_norm"], "before clipping"),
         "Speed": (columns.tokens_per_second, "tokens a second, all ranks, without padding"),
-        "Memory of rank 0": ([one / GIB for one in columns.columns["memory_bytes"]], "GiB, peak so far"),
+        "Memory of rank 0": ([size / GIB for size in columns.columns["memory_bytes"]], "GiB, peak so far"),
     }
-    found += [
+    figures += [
         _curve(title, axis, list(values), by, unit)
         for title, (values, unit) in more.items()
         if any(map(isfinite, values))
     ]
-    return found
+    return figures
 
 
 def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str, Any]], by: str) -> Figure:
@@ -76,7 +76,7 @@ def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str,
     at_saved = [places[step] for step in sorted(saved) if step in places]
     skipped = [places[step] for step in columns.skipped]
     losses, evals = columns.columns["loss"], columns.eval_points(by)
-    lines = _lines(axis, losses, 1, charts.POINTS)
+    lines = _lines(axis, losses, 1, charts.MOST_POINTS)
     legend = [Legend(f"training{_calm_words(losses)}", 1)]
     if evals:
         lines.append(charts.Line([x for x, _ in evals], [y for _, y in evals], 2, dots=True))
@@ -103,7 +103,7 @@ def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str,
 
 def _curve(title: str, axis: list[float], values: list[float], by: str, unit: str) -> Figure:
     svg = charts.curves(
-        _lines(axis, values, 1, charts.POINTS // 2),
+        _lines(axis, values, 1, charts.MOST_POINTS // 2),
         x_label=AXES[by], name=f"{title} over {AXES[by]}: {_in_words(values)}",
     )  # fmt: skip
     return Figure(title, unit, svg)
@@ -124,7 +124,7 @@ def _window(values: Sequence[float]) -> int:
     """Steps of a mean: an eightieth of the curve. None where it is short, or as smooth as a schedule already."""
     if len(values) <= CALM_FROM:
         return 0
-    finite = [one for one in values if isfinite(one)]
+    finite = [value for value in values if isfinite(value)]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(finite, finite[1:], finite[2:], strict=False))
     return len(values) // 80 if turns > len(finite) / 10 else 0
 
@@ -135,7 +135,7 @@ def _calm_words(values: Sequence[float]) -> str:
 
 
 def _in_words(values: Sequence[float]) -> str:
-    finite = [one for one in values if isfinite(one)]
+    finite = [value for value in values if isfinite(value)]
     if not finite:
         return "no finite value"
     return (
@@ -146,7 +146,9 @@ def _in_words(values: Sequence[float]) -> str:
 def _numbers(columns: StepColumns) -> tuple[list[str], list[list[str]]]:
     """Loss, evaluation loss, learning rate and gradient norm at a few steps."""
     count = len(columns.steps)
-    places = sorted({round(place * (count - 1) / (ROWS - 1)) for place in range(ROWS)}) if count else []
+    places = (
+        sorted({round(place * (count - 1) / (MOST_ROWS - 1)) for place in range(MOST_ROWS)}) if count else []
+    )
     data = columns.columns
     rows = [
         [
@@ -163,11 +165,11 @@ def _text(value: float | None) -> str:
 
 
 def of_memory(rows: Iterable[Mapping[str, Any]], planned: float | None, *, on_gpu: bool) -> Figure | None:
-    """Each rank's peak beside the plan. rows: with "rank" and "bytes"; None where no rank has said its peak."""
+    """Each rank's peak beside the plan. rows: with "rank" and "bytes"; None where no rank has written its peak."""
     heights = [row["bytes"] / GIB for row in rows if number(row["bytes"])]
     if not heights:
         return None
-    what = "allocated on its GPU" if on_gpu else "resident in the host's memory"
+    place = "allocated on its GPU" if on_gpu else "resident in the host's memory"
     limit = planned / GIB if planned else None
     beside = f"; planned: {limit:.2f} GiB" if limit else ""
     svg = charts.bars(
@@ -175,15 +177,15 @@ def of_memory(rows: Iterable[Mapping[str, Any]], planned: float | None, *, on_gp
         name=f"Peak memory of {len(heights)} ranks: {min(heights):.2f} to {max(heights):.2f} GiB{beside}",
     )  # fmt: skip
     legend = [Legend("measured", 1, "bar"), *([Legend("planned", 2, "dash")] if limit else [])]
-    return Figure("Memory of each rank", f"GiB {what}, at its peak", svg, legend=legend)
+    return Figure("Memory of each rank", f"GiB {place}, at its peak", svg, legend=legend)
 
 
 def of_lengths(report: Mapping[str, Any]) -> Figure | None:
-    """How long the rows are, of data.json; None where it has no histogram, as those of older caches."""
-    found = report.get("histogram")
-    if not isinstance(found, Mapping) or not has(found, "width") or not found.get("counts"):
+    """The lengths of rows in data.json; None where it has no histogram, as in older caches."""
+    histogram = report.get("histogram")
+    if not isinstance(histogram, Mapping) or not has(histogram, "width") or not histogram.get("counts"):
         return None
-    counts, width = found["counts"], found["width"]
+    counts, width = histogram["counts"], histogram["width"]
     svg = charts.bars(
         counts, edges=[place * width for place in range(len(counts) + 1)],
         x_label="tokens of a row",
@@ -201,18 +203,18 @@ def of_several(runs: Sequence[tuple[str, StepColumns]], by: str = "step") -> lis
     losses = [
         line
         for _, place, columns in drawn
-        for line in _lines(columns.axis(by), columns.columns["loss"], place, charts.POINTS)
+        for line in _lines(columns.axis(by), columns.columns["loss"], place, charts.MOST_POINTS)
     ]
     evals = [
         charts.Line([x for x, _ in points], [y for _, y in points], place, dots=True)
         for _, place, columns in drawn
         if (points := columns.eval_points(by))
     ]
-    said = "; ".join(f"{name}: {_in_words(columns.columns['loss'])}" for name, _, columns in drawn)
+    summary = "; ".join(f"{name}: {_in_words(columns.columns['loss'])}" for name, _, columns in drawn)
     wide, narrow = (
         charts.curves(
             [*losses, *evals], x_label=AXES[by], size=size,
-            name=f"Training losses over {AXES[by]}: {said}",
+            name=f"Training losses over {AXES[by]}: {summary}",
         )
         for size in (charts.WIDE, charts.NARROW)
     )  # fmt: skip
@@ -234,7 +236,7 @@ def _others(
         lines = [
             line
             for _, place, columns in drawn
-            for line in _lines(columns.axis(by), list(values_of(columns)), place, charts.POINTS // 2)
+            for line in _lines(columns.axis(by), list(values_of(columns)), place, charts.MOST_POINTS // 2)
         ]
         if any(isfinite(y) for line in lines for y in line.ys):
             svg = charts.curves(lines, x_label=AXES[by], name=f"{title} over {AXES[by]}")

@@ -18,10 +18,10 @@ GENERATOR = f"dsrun {__version__}"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data:; base-uri 'none'"
 """What a page may load (Content-Security-Policy): nothing. Style may stand in the page: matplotlib writes it into each
 stroke."""
-SHORT = 100
-"""Characters of a text that may stand in many cells of a table: what is shown of it is kept."""
+REPEATED = 100
+"""Characters of texts that may stand in many cells of a table: their shown form is cached."""
 MARK = '<meta name="generator" content="dsrun '
-"""By which a file is known to be a page of dsrun's."""
+"""The mark of a page of dsrun's in its file."""
 
 
 def render(name: str, **values: Any) -> str:
@@ -36,21 +36,21 @@ def _environment() -> Environment:
     from markupsafe import Markup
 
     def finalise(value: Any) -> Any:
-        """Not what is a page's own already: markup, and the numbers that it counts."""
+        """A value without secrets; markup and a page's own numbers have none."""
         if isinstance(value, (Markup, Undefined, int, float)):
             return value
         text = str(value)
-        return _shown_often(text) if len(text) < SHORT else _shown(text)
+        return _shown_often(text) if len(text) < REPEATED else _shown(text)
 
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, finalize=finalise, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     # What dsrun.reports.charts drew: matplotlib escapes its texts, and secrets are looked for in them, too.
-    found.filters["made"] = Markup  # another template's output
+    environment.filters["made"] = Markup  # another template's output
     # Line by line: a pattern holds up all other threads for as long as it looks.
-    found.filters["drawn"] = lambda svg: Markup("".join(map(_shown, svg.splitlines(keepends=True))))  # noqa: S704
-    return found
+    environment.filters["drawn"] = lambda svg: Markup("".join(map(_shown, svg.splitlines(keepends=True))))  # noqa: S704
+    return environment
 
 
 def _shown(text: str) -> str:

@@ -17,7 +17,7 @@ from dsrun.reports.run_page import RunPage, page_of
 from dsrun.words import counted, time_text
 
 WATCH_S = 10.0
-"""Between two looks at a run, with --watch; the page in a browser is read again as often."""
+"""Seconds between two looks at a run with --watch, and between two reloads of the page in a browser."""
 HEAD_BYTES = 4096
 
 
@@ -81,8 +81,8 @@ def check_replaceable(file: Path, *, force: bool) -> None:
     if file.is_dir():
         raise DsrunError("is a folder", where=f"-o {file}", hint="Name a file in it.")
     try:
-        with file.open("rb") as there:
-            head = there.read(HEAD_BYTES)
+        with file.open("rb") as opened:
+            head = opened.read(HEAD_BYTES)
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror}", where=f"-o {file}") from error
     if head and MARK.encode() not in head:

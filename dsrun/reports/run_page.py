@@ -1,4 +1,4 @@
-"""What a page says of a run: read from its folder, in words and numbers, before anything is drawn or written.
+"""The content of a run's page: read from its folder, in words and numbers, before anything is drawn or written.
 
 A folder is taken as it is. One that past_runs can't read (another version's, half written, damaged) has a page all the
 same, with why, and with what its metrics still tell.
@@ -36,7 +36,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that one looks for first."""
+    """A number that a reader looks for first."""
 
     label: str
     value: str
@@ -45,7 +45,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class RunPage:
-    """Everything that a page of a run shows. Empty is what there is nothing of."""
+    """Everything that a page of a run shows. A field is empty where the run has nothing for it."""
 
     name: str
     path: str
@@ -74,7 +74,7 @@ class RunPage:
 
     @property
     def kind(self) -> str:
-        """How its state is shown: good, live, bad, warn or quiet."""
+        """The look of its state: good, live, bad, warn or quiet."""
         return kind_of(self.state)
 
     @property
@@ -84,14 +84,14 @@ class RunPage:
 
 
 def kind_of(state: str) -> str:
-    """How a state is shown: good, live, bad, warn or quiet."""
+    """The look of a state: good, live, bad, warn or quiet."""
     return KINDS.get(state.partition(":")[0], "quiet")
 
 
 def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str = "step") -> RunPage:
-    """What there is to say of a run; what can't be read says why. Raises DsrunError only where charts can't be drawn.
+    """The page of a run; parts that can't be read say why. Raises DsrunError only where charts can't be drawn.
 
-    columns: its metrics, where somebody keeps them; by: what curves are drawn over (figures.AXES).
+    columns: its metrics, where somebody keeps them; by: the axis of curves (figures.AXES).
     """
     columns, damaged = columns or StepColumns(path), Damages()
     damaged.unless(columns.read, columns, METRICS)
@@ -113,9 +113,9 @@ def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str =
 
 
 def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damaged: Damages) -> RunPage:
-    """What every run has, a script's among them."""
+    """The page with the parts that every run has, a script's among them."""
     job = run.any_job
-    ran = [
+    parts = [
         line.model or "",
         *([f"preset {job.preset}"] if job.preset else []),
         *([job.division] if isinstance(job, Job) else []),
@@ -128,7 +128,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damage
         path=str(run.path),
         state=run.state,
         why=run.why,
-        subtitle=" · ".join([*ran, job.accelerator.upper(), devices_text(job.hosts)]),
+        subtitle=" · ".join([*parts, job.accelerator.upper(), devices_text(job.hosts)]),
         tiles=[_time_tile(line)],
         diagnosis=damaged.unless(lambda: sections.diagnosis(run), {}, "the diagnosis"),
         config=damaged.unless(
@@ -146,7 +146,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damage
 
 
 def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, damaged: Damages) -> RunPage:
-    """And what a fine-tune has besides: its curves, its memory beside the plan, its data, its answers."""
+    """The page with the parts of a fine-tune: curves, memory beside the plan, data, answers."""
     job = run.job
     data: dict[str, Any] = damaged.unless(
         lambda: json_object(read_bytes(run.path, DATA_REPORT)), {}, DATA_REPORT
@@ -171,44 +171,44 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, d
 
 
 class Damages:
-    """What can't be read of a run's files: a page says so, and shows the rest."""
+    """Faults of a run's files: a page lists them, and shows the rest."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def unless(self, make: Callable[[], T], otherwise: T, what: str) -> T:
-        """What `make` makes; `otherwise` where a file holds something else than it should."""
+    def unless(self, make: Callable[[], T], otherwise: T, name: str) -> T:
+        """The result of `make`; `otherwise` where a file holds something else than it should."""
         try:
             return make()
         except UnfitFileError as error:
-            self.found += [f"{what} {problem.what}" for problem in error.problems]
+            self.found += [f"{name} {problem.what}" for problem in error.problems]
         except DAMAGE as error:
-            self.found.append(f"{what} is damaged: {type(error).__name__}: {error}")
+            self.found.append(f"{name} is damaged: {type(error).__name__}: {error}")
         except OSError as error:
-            self.found.append(f"{what} can't be read: {error.strerror}")
+            self.found.append(f"{name} can't be read: {error.strerror}")
         return otherwise
 
 
 def _tiles(line: Summary, columns: StepColumns) -> list[Tile]:
-    """The numbers of a fine-tune that one looks for first."""
+    """The numbers of a fine-tune that a reader looks for first."""
     total = "?" if line.total_steps is None else f"{line.total_steps:,}"
     losses = [value for value in columns.columns["loss"] if isfinite(value)]
     began = f"from {loss_text(losses[0])}" if losses else ""
     evals = sorted(columns.evals.items())
     loss = "not finite" if line.loss is not None and not isfinite(line.loss) else loss_text(line.loss)
-    found = [Tile("Step", f"{line.steps or 0:,}", f"of {total}"), Tile("Loss", loss, began)]
+    tiles = [Tile("Step", f"{line.steps or 0:,}", f"of {total}"), Tile("Loss", loss, began)]
     if evals:
-        found.append(Tile("Evaluation loss", loss_text(evals[-1][1]), f"from {loss_text(evals[0][1])}"))
+        tiles.append(Tile("Evaluation loss", loss_text(evals[-1][1]), f"from {loss_text(evals[0][1])}"))
     if line.tokens_per_second:
-        found.append(Tile("Tokens a second", f"{line.tokens_per_second:,.0f}", "over the last steps"))
+        tiles.append(Tile("Tokens a second", f"{line.tokens_per_second:,.0f}", "over the last steps"))
     if line.memory_bytes is not None:
         planned = f"planned {gib_text(line.planned_bytes)}" if line.planned_bytes else "of rank 0"
-        found.append(Tile("Memory, rank 0", gib_text(line.memory_bytes), planned))
-    return found
+        tiles.append(Tile("Memory, rank 0", gib_text(line.memory_bytes), planned))
+    return tiles
 
 
 def _time_tile(line: Summary) -> Tile:
-    """How long it has taken, or how long it still will."""
+    """The time that is left, or that the run has taken."""
     if line.seconds_left is not None:
         return Tile("Time left", span_text(line.seconds_left), f"{span_text(line.seconds)} so far")
     return Tile("Time", span_text(line.seconds), f"started {time_text(line.started)}")

@@ -24,14 +24,14 @@ from dsrun.words import gib_text, marked, time_text
 
 RANK_HEAD = ("rank", "host", "state", "GPU allocated", "GPU reserved", "host memory")
 DATA_HEAD = ("file", "format", "weight", "rows", "tokens", "left out")
-RANKS = 64
+MOST_RANKS = 64
 """Ranks in a table, at most."""
 AFTER, BEFORE = "generated_predictions.jsonl", "before_training.generated_predictions.jsonl"
-ANSWERS, ANSWERS_BYTES = 12, 1 << 20
+MOST_ANSWERS, ANSWERS_BYTES = 12, 1 << 20
 """Answers that are shown; bytes of their file that are read for it, at most."""
-TOLD = 60
+MOST_EVENTS = 60
 """Lines of what happened, at most: the first and the last ones."""
-ELSEWHERE = ("ds_config", "prepared", "prediction", "origins", "hosts", "format", "run_dir", "kind")
+NOT_LISTED = ("ds_config", "prepared", "prediction", "origins", "hosts", "format", "run_dir", "kind")
 """Fields of job.json that a page shows in another form, or that say nothing to people."""
 
 
@@ -55,17 +55,18 @@ class SettingRow:
 
 
 def diagnosis(run: Run) -> Mapping[str, Any]:
-    """Why a run died, as it was told then; of one that could not tell, as its logs do. Empty where nothing died."""
-    if run.diagnosis:  # another version's may have other keys
-        return {one.name: run.diagnosis.get(one.name) for one in fields(Diagnosis)}
+    """The diagnosis of a run: its own, or that of its logs where it had no time to write one. Empty where nothing
+    died."""
+    if run.diagnosis:  # one of another version may have other keys
+        return {field.name: run.diagnosis.get(field.name) for field in fields(Diagnosis)}
     if run.alive or run.state.startswith(("finished", "not started", "stopped")):
         return {}
-    found = run_logs.of_run(run.path, said="\n".join(run.problems))
-    return asdict(found) if found.cause else {}
+    verdict = run_logs.of_run(run.path, said="\n".join(run.problems))
+    return asdict(verdict) if verdict.cause else {}
 
 
 def origins(job: AnyJob, what: str) -> Mapping[str, str]:
-    """Who gave each value ("config" or "options"); empty for a script, whose job doesn't say."""
+    """The origin of each value of the "config" or the "options"; empty for a script, whose job doesn't have it."""
     return job.origins.get(what, {}) if isinstance(job, Job) else {}
 
 
@@ -86,24 +87,24 @@ def _text(value: Any) -> str:
 
 
 def of_job(job: AnyJob) -> list[SettingRow]:
-    """What job.json says besides the config, with the options that gave it."""
-    values = {name: value for name, value in asdict(job).items() if name not in ELSEWHERE}
+    """The fields of job.json besides the config, with the options that gave them."""
+    values = {name: value for name, value in asdict(job).items() if name not in NOT_LISTED}
     if isinstance(job, ScriptJob):
         values["args"] = shown_arguments(job.args)
     return settings(values, origins(job, "options"))
 
 
 def happened(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """When and what, in words; phases that come again and again are left out."""
-    told = []
+    """Time and text of each event; phases that come again and again are left out."""
+    rows = []
     for event in events:
         text = _described(event)
         if text and text not in RECURRING:
-            told.append((time_text(event["time"] if has(event, "time") else None), text))
-    if len(told) > TOLD:
-        between = ("", f"... {len(told) - TOLD:,} more ...")
-        told = [*told[: TOLD // 2], between, *told[-TOLD // 2 :]]
-    return told
+            rows.append((time_text(event["time"] if has(event, "time") else None), text))
+    if len(rows) > MOST_EVENTS:
+        between = ("", f"... {len(rows) - MOST_EVENTS:,} more ...")
+        rows = [*rows[: MOST_EVENTS // 2], between, *rows[-MOST_EVENTS // 2 :]]
+    return rows
 
 
 def _described(event: Mapping[str, Any]) -> str:
@@ -115,9 +116,9 @@ def _described(event: Mapping[str, Any]) -> str:
 
 
 def ranks(run: Run) -> list[list[str]]:
-    """A row of RANK_HEAD for each rank that has said anything."""
+    """A row of RANK_HEAD for each rank that has written its state."""
     rows = []
-    for state in run.ranks[:RANKS]:
+    for state in run.ranks[:MOST_RANKS]:
         peaks = state.get("peaks") if isinstance(state.get("peaks"), Mapping) else {}
         sizes = [
             gib_text(value_of(peaks or {}, name))
@@ -128,34 +129,39 @@ def ranks(run: Run) -> list[list[str]]:
 
 
 def _status(state: Mapping[str, Any], run: Run) -> str:
-    """A rank that was killed leaves "running"."""
-    said = str(state.get("status", ""))
-    return "gone" if said == "running" and not run.alive else said
+    """A rank's status; one that was killed has left "running"."""
+    status = str(state.get("status", ""))
+    return "gone" if status == "running" and not run.alive else status
 
 
 def ranks_note(run: Run) -> str:
-    """What the table of ranks leaves out."""
-    return f"The first {RANKS} of {len(run.ranks):,} ranks." if len(run.ranks) > RANKS else ""
+    """The note on ranks that the table leaves out."""
+    return f"The first {MOST_RANKS} of {len(run.ranks):,} ranks." if len(run.ranks) > MOST_RANKS else ""
 
 
 def peaks(run: Run, *, on_gpu: bool) -> Iterator[Mapping[str, Any]]:
-    """The peak of each rank that has said it: {"rank", "bytes"}."""
+    """The peak of each rank that has written it: {"rank", "bytes"}."""
     name = "gpu_allocated_bytes" if on_gpu else "host_peak_bytes"
     for state in run.ranks:
-        said = state.get("peaks")
-        if isinstance(said, Mapping) and has(said, name):
-            yield {"rank": state.get("rank"), "bytes": said[name]}
+        sizes = state.get("peaks")
+        if isinstance(sizes, Mapping) and has(sizes, name):
+            yield {"rank": state.get("rank"), "bytes": sizes[name]}
 
 
 def data_files(report: Mapping[str, Any]) -> list[list[str]]:
     """A row of DATA_HEAD for each file of data.json."""
-    found = [(part, one) for part in ("train", "eval") for one in (report.get(part) or {}).get("files", ())]
+    parts = [
+        (part, report_of)
+        for part in ("train", "eval")
+        for report_of in (report.get(part) or {}).get("files", ())
+    ]
     return [
         [
-            str(one["file"]) + (" (held out)" if part == "eval" else ""), str(one["format"]), f"{one['weight']:g}",
-            f"{one['rows']:,}", f"{one['tokens']:,}", f"{one['left_out']:,}",
+            str(report_of["file"]) + (" (held out)" if part == "eval" else ""), str(report_of["format"]),
+            f"{report_of['weight']:g}", f"{report_of['rows']:,}", f"{report_of['tokens']:,}",
+            f"{report_of['left_out']:,}",
         ]
-        for part, one in found
+        for part, report_of in parts
     ]  # fmt: skip
 
 
@@ -165,8 +171,8 @@ def data_notes(report: Mapping[str, Any]) -> list[str]:
     if not isinstance(train, Mapping):
         return []
     marks = train.get("percentiles") or {}
-    told = [f"{share} % up to {length:,}" for share, length in marks.items() if number(length)]
-    notes = [f"Tokens of a row: {', '.join(told)}; the longest {train['longest']:,}."] if told else []
+    texts = [f"{share} % up to {length:,}" for share, length in marks.items() if number(length)]
+    notes = [f"Tokens of a row: {', '.join(texts)}; the longest {train['longest']:,}."] if texts else []
     if number(train.get("target_tokens")):
         notes.append(
             f"{train['target_tokens']:,} of {train['tokens']:,} tokens are trained on ({train['trained_on']})."
@@ -186,15 +192,15 @@ def first_example(report: Mapping[str, Any]) -> str:
 
 def scores(run: Run) -> list[list[str]]:
     """A row for each score: its name, and its value at each time it was taken. The first row is the head."""
-    found = run.scores
-    if not found:
+    by_time = run.scores
+    if not by_time:
         return []
-    names = dict.fromkeys(name for values in found.values() for name in values)
+    names = dict.fromkeys(name for values in by_time.values() for name in values)
     rows = [
-        [name.upper(), *(f"{values[name]:.2f}" if name in values else "-" for values in found.values())]
+        [name.upper(), *(f"{values[name]:.2f}" if name in values else "-" for values in by_time.values())]
         for name in names
     ]
-    return [["score", *found], *rows]
+    return [["score", *by_time], *rows]
 
 
 def answers(run_dir: Path) -> list[Answer]:
@@ -207,7 +213,7 @@ def answers(run_dir: Path) -> list[Answer]:
             before=str(before[line.get("prompt")]) if line.get("prompt") in before else None,
             after=str(line.get("predict", "")),
         )
-        for line in _lines(run_dir / AFTER)[:ANSWERS]
+        for line in _lines(run_dir / AFTER)[:MOST_ANSWERS]
     ]
 
 
@@ -221,20 +227,20 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
 
 
-def environment(found: Mapping[str, Any]) -> list[SettingRow]:
-    """What it ran with: Python, packages, GPUs, the commit."""
-    git = found.get("git") if isinstance(found.get("git"), Mapping) else {}
-    gpus = [f"{gpu['name']} ({gib_text(gpu['memory_bytes'])})" for gpu in found.get("gpus") or ()]
+def environment(facts: Mapping[str, Any]) -> list[SettingRow]:
+    """The run's environment: Python, packages, GPUs, the commit."""
+    git = facts.get("git") if isinstance(facts.get("git"), Mapping) else {}
+    gpus = [f"{gpu['name']} ({gib_text(gpu['memory_bytes'])})" for gpu in facts.get("gpus") or ()]
     changed = len((git or {}).get("changed") or ())
     rows = {
-        "host": found.get("host"),
-        "platform": found.get("platform"),
-        "python": str(found.get("python") or "").partition(" ")[0],
-        **{name: number for name, number in (found.get("packages") or {}).items() if name in COMPUTING},
-        "CPU cores": found.get("cpu_cores"),
+        "host": facts.get("host"),
+        "platform": facts.get("platform"),
+        "python": str(facts.get("python") or "").partition(" ")[0],
+        **{name: number for name, number in (facts.get("packages") or {}).items() if name in COMPUTING},
+        "CPU cores": facts.get("cpu_cores"),
         "GPUs": ", ".join(gpus),
         "commit": (git or {}).get("commit"),
         "files changed since": changed or None,
-        **(found.get("variables") or {}),
+        **(facts.get("variables") or {}),
     }
     return [SettingRow(name, str(shown_value(name, value))) for name, value in rows.items() if value]

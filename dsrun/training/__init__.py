@@ -1,4 +1,4 @@
-"""What runs in the ranks. The only package that imports torch, transformers and deepspeed.
+"""The processes that train and answer. The only package that imports torch, transformers and deepspeed.
 
-It reads a run folder's job.json and writes into that folder; of dsrun it knows the job's value types only.
+It reads a run folder's job.json and writes into that folder.
 """

@@ -1,9 +1,10 @@
-"""A barrier without a time limit, for ranks that wait while one of them prepares, scores or writes."""
+"""Collectives beside torch's: a barrier without a time limit, and Python's values from all ranks."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,8 +22,7 @@ def barrier() -> None:
     2. It looks at the sum, ever more seldom, until it is the number of ranks.
     3. Only then comes the collective barrier, which nobody has to wait long for.
 
-    Where a rank dies, the job's supervision ends the others; where the one that holds the store does, looking into it
-    fails.
+    Where a rank dies, the job's supervision ends the others. Where the rank that holds the store dies, `add` raises.
     """
     store = dist.distributed_c10d._get_default_store()
     key, began = f"dsrun/barrier/{next(_numbers)}", time.monotonic()
@@ -31,3 +31,10 @@ def barrier() -> None:
         time.sleep(min(LONGEST_SLEEP_S, FIRST_SLEEP_S + (time.monotonic() - began) / 10))
         arrived = store.add(key, 0)
     dist.barrier()  # the store must not go with its rank before the others have looked into it
+
+
+def from_all_ranks(value: Any) -> list[Any]:
+    """The values that all ranks give, by rank, on every rank. Within the process group's time limit."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

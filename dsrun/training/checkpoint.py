@@ -1,7 +1,7 @@
 """Checkpoints: the engine's own files, in checkpoints/step-N, with a mark that says they are whole.
 
-Before a run goes on from one, its ranks look at it together (`choose`): each reads a share of the files. A damaged one
-is passed over for the one before it, and all ranks know which one that is before the first loads anything.
+Before a run goes on from a checkpoint, its ranks look at it together (`choose`): each reads a share of the files. A
+damaged one is passed over for the one before it. All ranks know their choice before the first loads anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsrun.job.checkpoints import Mark, WrittenFile
 from dsrun.job.job import Job
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 from dsrun.training import zip_digests
-from dsrun.training.barrier import barrier
+from dsrun.training.barrier import barrier, from_all_ranks
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of
 from dsrun.training.pickles import CodeRefusedError
@@ -34,10 +34,10 @@ HINT = "Free some room, or keep fewer checkpoints, and continue: the one before 
 def save(engine: Engine, job: Job, step: int) -> Path:
     """Write the checkpoint after optimizer step `step` (count of steps done), and drop all but the newest ones.
 
-    It holds what is trained.
+    It holds the trained weights. Every rank takes part.
 
-    Every rank takes part. The mark is made when all ranks have written and what they wrote has reached the disk: a
-    folder without it is never resumed from. Until then the checkpoint before it stays.
+    The mark is made when all ranks have written and their files have reached the disk: a folder without it is never
+    resumed from. Until then the checkpoint before it stays.
     Raises DsrunError where a file can't be written.
     """
     run_dir, first, backend = Path(job.run_dir), dist.get_rank() == 0, backend_of(job)
@@ -45,20 +45,21 @@ def save(engine: Engine, job: Job, step: int) -> Path:
     try:
         if first:
             _remove_rest(run_dir, folder)
-        barrier()
+        barrier()  # nobody writes into a folder that rank 0 is about to remove
         engine.save(folder, step)
-        own = _reach_disk_with_digests(folder, _own_files(folder, job))
-        barrier()  # without a time limit, which the exchange below has
-        files = {name: one for part in _of_all_ranks(own) for name, one in part.items()}
+        written = _reach_disk_with_digests(folder, _own_files(folder, job))
+        barrier()  # has no time limit, as the exchange below has: a rank may write for long
+        files = {name: file for of_rank in from_all_ranks(written) for name, file in of_rank.items()}
         if first:
             _mark(folder, Mark(step, backend.layout(job), files))
     except (OSError, RuntimeError) as error:
+        # In words first: once the half of a checkpoint is removed, the disk is not full any more.
         in_words = refused(folder, error, HINT)
         _give_back(folder, job)
         raise in_words from error
     if first:
         for old in whole_checkpoints(run_dir)[: -job.training.keep_checkpoints]:
-            # Without its mark, it is removed before the next one is written.
+            # What can't be removed now has lost its mark, and goes before the next checkpoint is written.
             with contextlib.suppress(OSError):
                 _remove(old)
     barrier()
@@ -66,8 +67,8 @@ def save(engine: Engine, job: Job, step: int) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint that nobody needs any more; where it was the only one, with the folder of all, in which
-    DeepSpeed leaves a script."""
+    """Remove a checkpoint that nobody needs any more. With the only one goes the folder of all, in which DeepSpeed
+    leaves a script."""
     with contextlib.suppress(OSError):
         _remove(folder)
         if not any(folder.parent.glob(f"{PREFIX}*")):
@@ -77,7 +78,7 @@ def remove(folder: Path) -> None:
 def doubt(run_dir: Path, step: int) -> None:
     """Take the mark off the checkpoint after this step, if there is one: with its weights the loss was no number.
 
-    Whether they are finite doesn't matter: after a step that was far too large they are, and good for nothing.
+    Even finite weights are doubted: after a step that was far too large they are finite, and good for nothing.
     """
     folder = run_dir / CHECKPOINTS / f"{PREFIX}{step}"
     with contextlib.suppress(FileNotFoundError):
@@ -85,63 +86,62 @@ def doubt(run_dir: Path, step: int) -> None:
 
 
 class _Look(NamedTuple):
-    """What a rank says of its share of a checkpoint's files."""
+    """A rank's verdict on its share of a checkpoint's files."""
 
     damage: str = ""
-    """In words; empty where they are whole."""
+    """The damage in words; empty where the files are whole."""
     refused: Problem | None = None
-    """Why nothing is gone on with: a file asks for code, or can't be read for now."""
+    """Why the run doesn't go on from any checkpoint: a file asks for code, or can't be read for now."""
 
 
 def choose(job: Job, say: Callable[[str], None]) -> Path | None:
     """The checkpoint to go on from, the same on all ranks: the newest whole one, or the one that the user named.
 
-    None where the run has written none. say: called with a line for the user. Every rank takes part. What is newer
-    loses its mark, so that nothing of the part of the run that is done again is taken for its result.
+    None where the run has written none. say: called with a line for the user. Every rank takes part. Newer checkpoints
+    lose their marks: the run takes their steps again, and nobody should take the old ones for its result.
     Raises TrainingError where none can be read, the named one is damaged, or a file asks for code.
     """
     run_dir = Path(job.run_dir)
-    choice = _of_the_first(lambda: checkpoints.choice_of(run_dir))
-    whole = _of_the_first(lambda: whole_checkpoints(run_dir))
+    choice = _from_rank_0(lambda: checkpoints.choice_of(run_dir))
+    whole = _from_rank_0(lambda: whole_checkpoints(run_dir))
     if choice.step is not None:
         whole = [path for path in whole if checkpoints.step_of(path) == choice.step]
         if not whole:
             raise TrainingError(f"there is no whole checkpoint after step {choice.step}", where=str(run_dir))
-    newer: dict[Path, str] = {}
+    damaged: dict[Path, str] = {}
     for folder in reversed(whole):
         damage = _look_together(job, folder, digests=choice.digests)
         if not damage:
-            _leave(run_dir, folder, newer, say)
+            _leave_newer(run_dir, folder, damaged, say)
             return folder
         if choice.step is not None:
             raise TrainingError([checkpoints.unreadable(folder, damage)])
-        newer[folder] = damage
-    if newer:
-        lines = [f"{folder.name} {damage}" for folder, damage in newer.items()]
+        damaged[folder] = damage
+    if damaged:
+        lines = [f"{folder.name} {damage}" for folder, damage in damaged.items()]
         barrier()
         if dist.get_rank() == 0:
-            for folder, damage in newer.items():
+            for folder, damage in damaged.items():
                 checkpoints.put_aside(folder, damage)
         raise TrainingError(checkpoints.none_whole(run_dir, lines).problems)
     return None
 
 
-def _leave(run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callable[[str], None]) -> None:
-    """Take the marks off what is newer than the checkpoint that is gone on from, and say so; also what has none."""
+def _leave_newer(
+    run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callable[[str], None]
+) -> None:
+    """Take the marks off checkpoints that are newer than the chosen one, and say so; also of incomplete ones."""
     if dist.get_rank() == 0:
-        for one in checkpoints.states(run_dir):
-            if one.state.startswith("incomplete") and checkpoints.step_of(one.folder) > checkpoints.step_of(
-                folder
-            ):
-                say(f"{one.folder.name} is {one.state}: the run goes on from {folder.name}")
+        chosen = checkpoints.step_of(folder)
+        for entry in checkpoints.states(run_dir):
+            if entry.state.startswith("incomplete") and checkpoints.step_of(entry.folder) > chosen:
+                say(f"{entry.folder.name} is {entry.state}: the run goes on from {folder.name}")
         for newer in whole_checkpoints(run_dir):
-            if checkpoints.step_of(newer) > checkpoints.step_of(folder):
-                why = damaged.get(newer, "is put aside")
-                say(f"{newer.name} {why}: the run goes on from {folder.name}")
-                checkpoints.put_aside(
-                    newer, damaged.get(newer, f"put aside: the run went on from {folder.name}")
-                )
-        # A restart goes on from the newest one, which may be newer by then.
+            if checkpoints.step_of(newer) > chosen:
+                why = damaged.get(newer)
+                say(f"{newer.name} {why or 'is put aside'}: the run goes on from {folder.name}")
+                checkpoints.put_aside(newer, why or f"put aside: the run went on from {folder.name}")
+        # The user's choice was for this start. A restart goes on from the newest one, which may be newer by then.
         choice = checkpoints.choice_of(run_dir)
         if choice.step is not None:
             checkpoints.put_choice(run_dir, replace(choice, step=None))
@@ -149,44 +149,47 @@ def _leave(run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callab
 
 
 def _look_together(job: Job, folder: Path, *, digests: bool) -> str:
-    """What is wrong with a checkpoint, in words that all ranks know. Raises TrainingError as `choose` does."""
+    """The damage of a checkpoint in words, the same on all ranks. Raises TrainingError as `choose` does."""
 
     def first_look() -> tuple[str, Mark | None]:
         damage = checkpoints.damage(folder)
         return damage, None if damage else checkpoints.read_mark(folder)
 
-    damage, mark = _of_the_first(first_look)
+    damage, mark = _from_rank_0(first_look)
     if mark is None:
         return str(damage)
     look = _look(job, folder, mark, _share(mark, files_of(folder, mark)), digests=digests)
     barrier()  # without a time limit: another rank's files may be larger
-    looks = _of_all_ranks(look)
-    if refused := next((one.refused for one in looks if one.refused), None):
+    looks = from_all_ranks(look)
+    # A refusal goes before damage: an older checkpoint is no way round a file that asks for code.
+    if refused := next((look.refused for look in looks if look.refused), None):
         hint = "\n  ".join(filter(None, [refused.hint, checkpoints.unreadable(folder, "").hint]))
         raise TrainingError([replace(refused, hint=hint)])
-    return next((one.damage for one in looks if one.damage), "")
+    return next((look.damage for look in looks if look.damage), "")
 
 
 def files_of(folder: Path, mark: Mark) -> list[str]:
-    """The files of a checkpoint, by their paths in it: of a mark that doesn't say them all that are there."""
-    there = (path for path in folder.rglob("*") if path.is_file() and path.name != MARK)
-    return list(mark.files) or sorted(str(path.relative_to(folder)) for path in there)
+    """The files of a checkpoint, by their paths in it; all that are there where the mark, an old one, lists none."""
+    present = (path for path in folder.rglob("*") if path.is_file() and path.name != MARK)
+    return list(mark.files) or sorted(str(path.relative_to(folder)) for path in present)
 
 
 def _share(mark: Mark, names: Iterable[str]) -> list[str]:
     """The files that this rank looks at: the largest first, each to the rank that has least to read by then."""
+    # The bytes come from the mark and not from the disk, so that all ranks make the same division.
+    sizes = {name: mark.files[name].bytes if name in mark.files else 0 for name in names}
     work = [0] * dist.get_world_size()
-    own = []
-    for name in sorted(names, key=lambda one: (-mark.files[one].bytes if one in mark.files else 0, one)):
+    share = []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         rank = work.index(min(work))
-        work[rank] += mark.files[name].bytes if name in mark.files else 1
+        work[rank] += sizes[name] if name in mark.files else 1
         if rank == dist.get_rank():
-            own.append(name)
-    return own
+            share.append(name)
+    return share
 
 
 def _look(job: Job, folder: Path, mark: Mark, names: Iterable[str], *, digests: bool) -> _Look:
-    """Whether files are as they were written, and hold values alone."""
+    """Look at files: whether they are as they were written, and hold values alone."""
     try:
         check(job, folder, mark, names, digests=digests)
     except CodeRefusedError as error:
@@ -223,32 +226,25 @@ def load(engine: Engine, folder: Path) -> int:
     return engine.load(folder, checkpoints.read_mark(folder).layout)
 
 
-def _of_all_ranks(own: Any) -> list[Any]:
-    """What each rank says, for all of them."""
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, own)
-    return said
+def _from_rank_0(look: Callable[[], Any]) -> Any:
+    """What rank 0 sees of the files, for all ranks: on a network's file system other hosts may see an older state.
 
-
-def _of_the_first(look: Callable[[], Any]) -> Any:
-    """What rank 0 sees, for all of them: of a network's file system ranks on other hosts may see something older.
-
-    Raises TrainingError where it raises DsrunError or OSError.
+    Raises TrainingError where `look` raises DsrunError or OSError.
     """
-    found: list[Any] = [None, None]
+    result: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            found[0] = look()
+            result[0] = look()
         except (DsrunError, OSError) as error:
-            found[1] = str(error)
-    dist.broadcast_object_list(found)
-    if found[1] is not None:
-        raise TrainingError(found[1])
-    return found[0]
+            result[1] = str(error)
+    dist.broadcast_object_list(result)  # an error, too: the others would wait for a result in vain
+    if result[1] is not None:
+        raise TrainingError(result[1])
+    return result[0]
 
 
 def _remove_rest(run_dir: Path, target: Path) -> None:
-    """What was cut short, and what is there of a step that is done again."""
+    """Remove checkpoints that were cut short, and an earlier one of the step that is written now."""
     whole = whole_checkpoints(run_dir)
     for path in (run_dir / CHECKPOINTS).glob(f"{PREFIX}*"):
         if path == target or path not in whole:
@@ -256,30 +252,36 @@ def _remove_rest(run_dir: Path, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint, the mark first: cut short, what is left must not look whole."""
+    """Remove a checkpoint, the mark first: cut short here, its remains must not look whole."""
     (folder / MARK).unlink(missing_ok=True)
     shutil.rmtree(folder)
 
 
 def _own_files(folder: Path, job: Job) -> list[Path]:
-    """What this rank wrote of a checkpoint."""
+    """The files that this rank wrote of a checkpoint."""
     rank, backend = dist.get_rank(), backend_of(job)
     files = (path for path in folder.rglob("*") if path.is_file())
     return [path for path in files if backend.rank_of(job, path.relative_to(folder)) == rank]
 
 
 def _reach_disk_with_digests(folder: Path, files: list[Path]) -> dict[str, WrittenFile]:
-    """Wait until files are on the disk. Meanwhile their digests are made, mostly of those that torch made as it wrote;
-    what has to be read is still in the page cache."""
+    """Wait until files are on the disk, and make their digests meanwhile: from those that torch made as it wrote, and
+    from the page cache."""
     with ThreadPoolExecutor(1) as beside:
         synced = beside.submit(reach_disk, files)
-        made = {str(path.relative_to(folder)): zip_digests.written(path, dist.get_rank()) for path in files}
+        written = {
+            str(path.relative_to(folder)): zip_digests.written(path, dist.get_rank()) for path in files
+        }
         synced.result()
-    return made
+    return written
 
 
 def _mark(folder: Path, mark: Mark) -> None:
-    """Say that a checkpoint is whole, after everything that it says is true."""
+    """Say that a checkpoint is whole.
+
+    The order is what makes it true after a power cut at any moment: the names of its files reach the disk before the
+    mark does, and the mark has its content before it has its name.
+    """
     reach_disk([*(path for path in folder.rglob("*") if path.is_dir()), folder, folder.parent])
     temporary = folder / f".{MARK}"
     temporary.write_text(mark.text(), encoding="utf-8")
@@ -289,7 +291,7 @@ def _mark(folder: Path, mark: Mark) -> None:
 
 
 def _give_back(folder: Path, job: Job) -> None:
-    """Free what this rank has written by half: on a full disk nobody could write down what happened."""
+    """Remove this rank's half-written files: on a full disk nobody could write down what happened."""
     with contextlib.suppress(OSError):
         if dist.get_rank() == 0:
             (folder / MARK).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Writing what must not be lost: until it is on the disk, and in words where the disk refuses."""
+"""Files that must not be lost: waiting until they are on the disk, and errors of a full disk in words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dsrun.files import is_full, nearest_there
 FULL_BYTES = 1 << 20
 """A disk with less room than this is full."""
 SAYS_FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
-"""What safetensors says, which has no errno either."""
+"""The words of safetensors' error, which has no errno either."""
 CUT_SHORT = re.compile(r"unexpected pos|iostream error|failed writing|I/O error")
-"""What torch says of a write that came to nothing: its zip writer knows no errno (serialize/inline_container.cc)."""
+"""The words of torch's error of a failed write: its zip writer knows no errno (serialize/inline_container.cc)."""
 
 
 def reach_disk(paths: Iterable[Path]) -> None:
@@ -30,11 +30,11 @@ def reach_disk(paths: Iterable[Path]) -> None:
 
 
 def refused(path: Path, error: Exception, hint: str) -> Exception:
-    """The error in words, where the disk is why; else as it is. hint: what to do once there is room."""
+    """The error in words, where the disk is the cause; else the error itself. hint: what to do once there is room."""
     full = is_full(error) or bool(SAYS_FULL.search(str(error)))
     with contextlib.suppress(OSError):
-        found = os.statvfs(nearest_there(path))
-        full = full or found.f_bavail * found.f_frsize < FULL_BYTES
+        disk = os.statvfs(nearest_there(path))
+        full = full or disk.f_bavail * disk.f_frsize < FULL_BYTES
     if full or CUT_SHORT.search(str(error)):
         # Another rank may have given its room back by now.
         what = "the disk is full" if full else "the disk was full, or it fails"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dsrun.data.thoughts import begun, marks_in, visible
 from dsrun.files import json_text
 from dsrun.job.job import Job
-from dsrun.options.groups import ANSWERED_AT_ONCE
+from dsrun.options.table import ANSWERED_AT_ONCE
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import (
     Examples,
@@ -45,8 +45,8 @@ this: a step of a small model costs little more for many prompts than for one.""
 def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> float:
     """Mean cross-entropy over every target token of the examples (nats per token), on all ranks together.
 
-    A batch holds as many examples as take the room of a training step's largest micro batch. Sorted by length they need
-    hardly any padding, so that packing would save nothing here.
+    A batch is at most as large as a training step's largest micro batch. Sorted by length the examples need hardly any
+    padding: packing would save nothing here.
     """
     order = sorted(range(len(examples)), key=examples.length)
     batches = filled(examples, order, job.micro_batch * examples.length(order[-1]))
@@ -58,16 +58,17 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
         for chosen in in_turn(batches, job.dp_size)[job.dp_index(dist.get_rank())]:
             if whole and not chosen:
                 continue
-            counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
+            # Where weights stay partitioned, a rank without examples takes part in the forward, and counts nothing.
+            forwarded = chosen or order[:1]
             batch: dict[str, Any]
             if sp > 1:
-                batch = sequence_share(examples, counted, pad_id, ranks=sp, index=index, selects=False)
+                batch = sequence_share(examples, forwarded, pad_id, ranks=sp, index=index, selects=False)
             else:
-                batch = training_batch(examples, counted, pad_id)
-            if sp == 1 and unmasked and len(counted) == 1:
-                batch |= borders([examples.length(counted[0])], "cpu", unmasked=True)
+                batch = training_batch(examples, forwarded, pad_id)
+            if sp == 1 and unmasked and len(forwarded) == 1:
+                batch |= borders([examples.length(forwarded[0])], "cpu", unmasked=True)
             loss = target_loss(engine, on(engine.device, batch), 1)
-            if chosen:  # neighbours count their sequence's targets once
+            if chosen:  # sequence-parallel neighbours share a sequence, whose targets count once
                 targets = 0 if index else sum(map(examples.target_tokens, chosen))
                 total += torch.tensor([float(loss), targets], dtype=torch.float64)
     engine.train()
@@ -77,7 +78,7 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
 
 
 def perplexity(loss: float) -> float | None:
-    """exp of a mean loss in nats per token; None where that is beyond what a number holds."""
+    """exp of a mean loss in nats per token; None where that is too large for a float."""
     return math.exp(loss) if loss < math.log(sys.float_info.max) else None
 
 
@@ -85,14 +86,13 @@ def perplexity(loss: float) -> float | None:
 def generate(
     engine: Any, job: Job, examples: Examples, tokenizer: Any, end_ids: list[int]
 ) -> list[dict[str, str]]:
-    """Greedy answers to the first generate_rows prompts, as `predictions` has them, on rank 0.
+    """Greedy answers to the first generate_rows prompts, as `predictions` has them; an empty list but on rank 0.
 
     Every data-parallel rank answers its share: batches of prompts of about the same length (int64, [prompts, longest],
-    padded on the left). Where weights stay partitioned it takes as many steps as every other rank. Other ranks than the
-    first get an empty list.
+    padded on the left). Where weights stay partitioned it takes as many steps as every other rank.
     """
-    asked = examples.asked[: job.training.generate_rows]
-    order = sorted(asked, key=lambda example: int(examples.prompt_tokens[example]))
+    prompts = examples.with_question[: job.training.generate_rows]
+    order = sorted(prompts, key=lambda example: int(examples.prompt_tokens[example]))
     engine.eval()
     if job.training.recomputed:
         keep_activations(engine.module)
@@ -124,22 +124,19 @@ def _answers(
     answers: list[tuple[int, str]] = []
     longest = int(examples.prompt_tokens[order[-1]]) + job.data.max_target_length
     size = max(job.micro_batch * ANSWERED_AT_ONCE, CACHE_BYTES // (longest * cache_bytes(engine.module)))
-    ranks = job.world_size // job.parallel.tp  # which alone makes neighbours answer together
-    size = min(size, math.ceil(len(order) / ranks))
+    ranks = (
+        job.world_size // job.parallel.tp
+    )  # tensor-parallel neighbours answer together, all others by themselves
+    size = min(size, math.ceil(len(order) / ranks))  # no rank is to have all prompts while others have none
     for chosen in shares(order, ranks, size)[dist.get_rank() // job.parallel.tp]:
         if alone and not chosen:
             continue
         prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
         batch = {k: v.to(engine.device) for k, v in prompt_batch(prompts, tokenizer.pad_token_id).items()}
         output = engine.module.generate(
-            **batch,
-            max_new_tokens=job.data.max_target_length,
-            do_sample=False,
-            use_cache=True,
-            eos_token_id=end_ids,
-            pad_token_id=tokenizer.pad_token_id,
-            synced_gpus=not alone,
-        )
+            **batch, max_new_tokens=job.data.max_target_length, do_sample=False, use_cache=True,
+            eos_token_id=end_ids, pad_token_id=tokenizer.pad_token_id, synced_gpus=not alone,
+        )  # fmt: skip
         texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         answers += zip(chosen, texts, strict=False)
     return answers
@@ -148,20 +145,21 @@ def _answers(
 def cache_bytes(model: Any) -> int:
     """Bytes of a token's keys and values in every layer, in the model's own type.
 
-    Where the config says no heads, as many as queries of the whole width take, which is the most.
+    Where the config has no heads, the most that it can be: keys and values as wide as the hidden states.
     """
     config = model.config.get_text_config()
     width = config.hidden_size
     if heads := getattr(config, "num_attention_heads", None):
-        of_one = getattr(config, "head_dim", None) or width // heads
-        width = (getattr(config, "num_key_value_heads", None) or heads) * of_one
+        head_width = getattr(config, "head_dim", None) or width // heads
+        width = (getattr(config, "num_key_value_heads", None) or heads) * head_width
     return int(2 * config.num_hidden_layers * width * model.dtype.itemsize)
 
 
 def predictions(examples: Examples, answers: Mapping[int, str], tokenizer: Any) -> list[dict[str, str]]:
-    """Answers by their examples' numbers as a fine-tune writes them, in order: {"prompt", "labels", "predict"}.
+    """The answers as a fine-tune writes them, in the examples' order: {"prompt", "labels", "predict"}.
 
-    A thought that the prompt begins, begins in the answer, too: one that doesn't end is no answer.
+    Where the prompt begins a thought, the answer gets the mark that begins it, too: a thought without an end is then
+    seen to be no answer. answers: by their examples' numbers.
     """
     marks = marks_in(tokenizer.chat_template)
     ends = {example: tokenizer.decode(examples.prompt_ids(example)[-PROMPT_END:]) for example in answers}
@@ -178,9 +176,9 @@ def predictions(examples: Examples, answers: Mapping[int, str], tokenizer: Any) 
 def write_and_score(
     answers: list[dict[str, str]], path: Path, kind: str, chat_template: str | Mapping[str, str] | None
 ) -> dict[str, float]:
-    """Write the answers as JSON lines, and return the scores of what they say after their thoughts.
+    """Write the answers as JSON lines; returns the scores of what stands after their thoughts.
 
-    kind: as dsrun.training.metrics.kind_of gives it. chat_template: the tokenizer's, which knows how thoughts end.
+    kind: as dsrun.training.metrics.kind_of gives it. chat_template: the tokenizer's, which has the marks of thoughts.
     """
     lines = [json_text(answer) + "\n" for answer in answers]
     path.write_text("".join(lines), encoding="utf-8")

@@ -37,7 +37,8 @@ def main() -> int:
 def first_examples(job: Job, count: int) -> dict[str, Any]:
     """The first `count` examples of the first training file, and why rows before them were left out.
 
-    An example has its row's number in the file, its tokens, how many of them are trained on, and its text in parts.
+    An example has its row's number in the file, its count of tokens, how many of them are trained on, and its text in
+    parts.
     Raises DsrunError where there is no example.
     """
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201

@@ -22,15 +22,15 @@ def main() -> int:
     """Carry out the ExportRequest in the first argument. The last line on stdout is the result, or {"problems"}."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            found, code = write(export_request(sys.argv[1])), 0
+            result, code = write(export_request(sys.argv[1])), 0
         except DsrunError as error:
-            found, code = {"problems": [vars(problem) for problem in error.problems]}, 1
-    sys.stdout.write(json_text(found) + "\n")
+            result, code = {"problems": [vars(problem) for problem in error.problems]}, 1
+    sys.stdout.write(json_text(result) + "\n")
     return code
 
 
 def write(request: ExportRequest) -> dict[str, Any]:
-    """Write the folders; returns them, and how many weights they came from. Raises DsrunError."""
+    """Write the folders; returns them, and the count of weights in them. Raises DsrunError."""
     from dsrun.training.models.export import shards, verify, write_folders
     from dsrun.training.models.load import end_ids, outline
     from dsrun.training.prepare import prepare_model, tokenizer_of
@@ -54,7 +54,7 @@ def write(request: ExportRequest) -> dict[str, Any]:
 
 
 def check_checkpoint(job: Job, folder: Path, *, digests: bool) -> None:
-    """Raise DsrunError where a checkpoint is damaged or asks for code, with the others that there are."""
+    """Raise DsrunError where a checkpoint is damaged or asks for code; the error names the other checkpoints."""
     from dsrun.files import explained
     from dsrun.job.checkpoints import read_mark, unreadable
     from dsrun.training.checkpoint import check, files_of
@@ -71,16 +71,14 @@ def check_checkpoint(job: Job, folder: Path, *, digests: bool) -> None:
 
 
 def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
-    """What Engine.full_weights would give, had the job loaded the checkpoint.
-
-    Raises DsrunError where a weight is lacking.
-    """
+    """A function as Engine.full_weights, of a checkpoint without an engine. Raises DsrunError where a weight is
+    lacking."""
     import torch
 
     from dsrun.training.engines import backend_of
     from dsrun.training.models.kernels import DTYPES
 
-    found, dtype = backend_of(job).trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
+    trained, dtype = backend_of(job).trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
     buffers = dict(model.named_buffers())
     names: dict[str, str] = {}
     tied: dict[int, list[str]] = {}  # one tensor under several names, of which the checkpoint may have any
@@ -88,13 +86,13 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
         if parameter.requires_grad or not job.peft.freezes:
             tied.setdefault(id(parameter), []).append(name)
     for several in tied.values():
-        there = next((name for name in several if name in found), None)
-        if there is None:
+        stored = next((name for name in several if name in trained), None)
+        if stored is None:
             hint = "Was job.json changed, or the model that it names?"
             raise DsrunError(f"lacks the weight {several[0]}", where=str(checkpoint), hint=hint)
-        names |= dict.fromkeys(several, there)
+        names |= dict.fromkeys(several, stored)
     return lambda wanted: {
-        name: found[names[name]].to(dtype) if name in names else buffers[name] for name in wanted
+        name: trained[names[name]].to(dtype) if name in names else buffers[name] for name in wanted
     }
 
 

@@ -1,4 +1,4 @@
-"""Whether weights are numbers: looked at wherever they come in, are kept, and go out."""
+"""Checks that weights are numbers: wherever they are read, kept and exported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsrun.errors import TrainingError
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether every element is a number. One pass without a copy; types of a byte, which are quantised, count as such.
+    """Whether every element is a number. One pass without a copy. Types of one byte are quantised, and always finite.
 
     The least and the greatest element are NaN where one is (torch.aminmax).
     """
@@ -23,7 +23,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def check(tensor: torch.Tensor, name: str, where: str, *, original: torch.Tensor | None = None) -> None:
     """Raise TrainingError, with the weight's name and file, where a weight that was read is not finite.
 
-    original: as it is in the file, where `tensor` is of another type.
+    original: the weight as it is in the file, where `tensor` is of another type.
     """
     if is_finite(tensor):
         return
@@ -36,7 +36,7 @@ def check(tensor: torch.Tensor, name: str, where: str, *, original: torch.Tensor
 
 
 def how_many(tensor: torch.Tensor) -> str:
-    """How many elements are no numbers, in words."""
+    """The count of elements that are no numbers, in words."""
     nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     parts = [f"{count:,} {name}" for count, name in ((nan, "NaN"), (infinite, "infinite")) if count]
     return f"{' and '.join(parts)} of {tensor.numel():,} values"

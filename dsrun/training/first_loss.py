@@ -1,7 +1,7 @@
 """Whether the first loss after a resume fits those before it.
 
-A checkpoint without digests, or with --no-digests, may hold other weights than were saved; so may another layout's that
-was read wrongly.
+It doesn't where a checkpoint holds other weights than were saved, which nobody sees without digests (or with
+--no-digests), or where another layout's checkpoint was read wrongly.
 """
 
 from __future__ import annotations
@@ -12,53 +12,52 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-STEPS = 20
+WINDOW_STEPS = 20
 """Steps before the checkpoint whose losses are looked at."""
-FEWEST = 5
+FEWEST_CHANGES = 5
 """Changes from step to step that it takes to know how much a loss changes."""
-TIMES = 2.0
-"""How many times their largest change the first loss may lie from the last one. Of losses that scatter around one value
-it is 1 in 1,300 that lies further out without a reason, 1 in 380 where the tails are heavy (100,000 draws, normal and
+ROOM_TIMES = 2.0
+"""Room for the first loss around the last one, as a multiple of the largest change. Of losses that scatter around one
+value 1 in 1,300 lies further out without a reason, 1 in 380 where the tails are heavy (100,000 draws, normal and
 Laplace)."""
-TIMES_AGAIN, SHARE_AGAIN = 0.5, 0.02
-"""The same for a step that was taken before, whose examples are the same: half of the largest change, and 2 % of the
-loss, which another number of ranks or another precision doesn't make."""
+REPEATED_TIMES, REPEATED_SHARE = 0.5, 0.02
+"""The room around the earlier loss of the same step, whose examples are the same: half of the largest change, and at
+least 2 % of the loss, which is more than another number of ranks or another precision makes."""
 
 
 @dataclass(frozen=True)
 class LossBefore:
-    """What metrics.jsonl says of the losses before a resume."""
+    """The loss before a resume, by metrics.jsonl, and the room around it."""
 
     step: int
-    """The step whose loss `loss` is: the last one before the checkpoint, or the first after it where the run had come
-    so far."""
+    """The step of `loss`: the first one after the checkpoint, where the run had come so far; else the last before
+    it."""
     loss: float
     room: float
-    """How far from it the next loss may lie."""
+    """The distance from it that the next loss may have."""
 
     def surprise(self, step: int, loss: float) -> str:
-        """What to say of the first loss, of optimizer step `step`; empty where it is near enough."""
+        """A note on the first loss, of optimizer step `step`; empty where it is near enough."""
         if not math.isfinite(loss) or abs(loss - self.loss) <= self.room:
             return ""
-        known = (
-            f"it was {self.loss:.4g}"
-            if step == self.step
-            else f"that of step {self.step} was {self.loss:.4g}"
-        )
+        before = "it" if step == self.step else f"that of step {self.step}"
         advice = "compare the curve with the one before; an older checkpoint: dsrun resume RUN --checkpoint N"
-        return f"the first loss after the resume, {loss:.4g} in step {step}, is far from what it was: {known}; {advice}"
+        return (
+            f"the first loss after the resume, {loss:.4g} in step {step}, is far from what it was: "
+            f"{before} was {self.loss:.4g}; {advice}"
+        )
 
 
 def loss_before(lines: Iterable[Mapping[str, Any]], start: int) -> LossBefore | None:
-    """What is known for a run that goes on after step `start`; None where it is too little.
+    """The loss before a run goes on after step `start`; None where too few losses are known.
 
-    lines: of metrics.jsonl, before those after `start` are dropped.
+    lines: those of metrics.jsonl, before it is cut off after `start`.
     """
     losses = {line["step"]: line["loss"] for line in lines if isinstance(line.get("loss"), float)}
-    window = [losses[step] for step in range(start - STEPS, start + 1) if step in losses]
+    window = [losses[step] for step in range(start - WINDOW_STEPS, start + 1) if step in losses]
     changes = [abs(after - before) for before, after in pairwise(window)]
-    if len(changes) < FEWEST or start not in losses:
+    if len(changes) < FEWEST_CHANGES or start not in losses:
         return None
     if (again := losses.get(start + 1)) is not None:
-        return LossBefore(start + 1, again, max(TIMES_AGAIN * max(changes), SHARE_AGAIN * abs(again)))
-    return LossBefore(start, losses[start], TIMES * max(changes))
+        return LossBefore(start + 1, again, max(REPEATED_TIMES * max(changes), REPEATED_SHARE * abs(again)))
+    return LossBefore(start, losses[start], ROOM_TIMES * max(changes))

@@ -1,6 +1,6 @@
 """The training loop: one rank's work from the loaded model to the exported one.
 
-Every rank runs the same code and meets the others in collectives, so what one decides alone (that somebody asks for a
+Every rank runs the same code and meets the others in collectives. What one rank alone knows (somebody wants a
 checkpoint) has to reach all before they act on it: it is sent with the loss's all-reduce.
 """
 
@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from dsrun.errors import TrainingError
-from dsrun.job.job import Job, TrainingSpec
+from dsrun.job.job import Job
 from dsrun.job.layout import BEST, SAVE_REQUEST, STOP_WORD
-from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
+from dsrun.options.table import MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned
@@ -49,6 +48,7 @@ from dsrun.training.evaluate import (
     write_and_score,
 )
 from dsrun.training.first_loss import LossBefore, loss_before
+from dsrun.training.learning_rate import learning_rate, warmup_note
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
@@ -57,7 +57,6 @@ from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_pad
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
-from dsrun.words import counted
 
 EVALUATIONS_BETWEEN = 4
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -65,47 +64,8 @@ LOOK_S = 1.0
 """Seconds between two looks for a request: on a network's file system a look is not free."""
 
 
-def warmup_steps(spec: TrainingSpec, total_steps: int) -> int:
-    """Steps until the full learning rate; of a share as transformers' get_warmup_steps rounds it, up."""
-    if spec.warmup_steps is not None:
-        return spec.warmup_steps
-    return math.ceil(Fraction(str(spec.warmup_ratio or 0)) * total_steps)
-
-
-def warmup_note(spec: TrainingSpec, total_steps: int) -> str:
-    """What to say of a run that ends within its warm-up; nothing of others."""
-    steps = warmup_steps(spec, total_steps)
-    if spec.lr_schedule == CONFIG or steps < total_steps:
-        return ""
-    highest = spec.lr * (total_steps - 1) / steps
-    return (
-        f"the warm-up takes {counted(steps, 'step')}, and the run {total_steps}: the learning rate never goes beyond "
-        f"{highest:.3g} (--warmup-steps 0 leaves it out)"
-    )
-
-
-def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
-    """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule's decay to 0.
-
-    None where the scheduler of the job's ds_config decides, which the engine asks after every step.
-
-    As transformers' schedules (optimization.py): step k of a warm-up of W has k/W of the rate, the first one none.
-    """
-    spec, warmup = job.training, warmup_steps(job.training, total_steps)
-    if spec.lr_schedule == CONFIG:
-        return None
-    if step < warmup:
-        return spec.lr * step / warmup
-    if spec.lr_schedule == "constant":
-        return spec.lr
-    done = (step - warmup) / max(1, total_steps - warmup)
-    if spec.lr_schedule == "cosine":
-        return spec.lr * 0.5 * (1 + math.cos(math.pi * done))
-    return spec.lr * (1 - done)
-
-
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of what is drawn in one rank's step, such as dropout."""
+    """Seed of the random numbers in one rank's step, such as dropout's."""
     return random.Random(f"{seed}:{step}:{rank}").getrandbits(63)  # noqa: S311  (not for secrets)
 
 
@@ -118,17 +78,17 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _read(sums: torch.Tensor, norm: Any) -> tuple[list[float], float | None]:
+def _on_host(sums: torch.Tensor, norm: Any) -> tuple[list[float], float | None]:
     """The sums of a step and the norm of its gradient, in one copy from the device."""
     if torch.is_tensor(norm) and norm.device == sums.device:
-        *found, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()
+        *values, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()
     else:
-        found = sums.tolist()
-    return found, None if norm is None else float(norm)
+        values = sums.tolist()
+    return values, None if norm is None else float(norm)
 
 
 class Requests:
-    """What somebody asks a running job for, by a file in its run folder. One rank looks, and tells the others."""
+    """Requests to a running job, by a file in its run folder. One rank looks, and tells the others."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / SAVE_REQUEST
@@ -147,7 +107,7 @@ class Requests:
         return STOP if text.strip() == STOP_WORD else SAVE
 
     def done(self) -> None:
-        """The request is met."""
+        """Remove the request, which has been met."""
         self._path.unlink(missing_ok=True)
 
 
@@ -156,33 +116,28 @@ class MadeStep(NamedTuple):
 
     plan: StepPlan
     batches: list[dict[str, Any]]
-    """Of its micro-steps, on the CPU."""
+    """The batches of its micro-steps, on the CPU."""
 
 
 class Trainer:
-    """Holds what every part of one rank's run needs."""
+    """One rank's run, with everything that its parts share."""
 
     compilation: Compilation | None = None
     """What --compile has done so far."""
     masks_padding = False
     """Whether the model is told what is padding, for its routers' loss."""
     loss_before: LossBefore | None = None
-    """What the first loss after a resume is compared with; rank 0's."""
+    """The losses before a resume, which the first one after it is compared with; rank 0's."""
 
     def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
-        self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
-            job,
-            engine,
-            tokenizer,
-            end_ids,
-            report,
-        )
+        self.job, self.engine, self.report = job, engine, report
+        self.tokenizer, self.end_ids = tokenizer, end_ids
         self.run_dir = Path(job.run_dir)
         self.rank = dist.get_rank()
         self.dp_index = job.dp_index(self.rank)
         self.train_examples = Examples(Path(job.prepared.train_rows))
         self.eval_examples = Examples(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
-        # A mean of micro batches' means is the same on other ranks only if each micro batch stays as it is.
+        # A mean of micro batches' means depends on which examples share a micro batch: none may be packed or reordered.
         in_order = job.data.official or job.training.loss == MICRO_BATCH_MEAN
         packed = job.training.packing and not in_order
         with undivided(job):
@@ -222,18 +177,19 @@ class Trainer:
         )
 
     def run(self, resume_from: Path | None) -> None:
-        """Train from the start or from a checkpoint; evaluate, export and score. Asked to stop, it ends before that."""
+        """Train from the start or from a checkpoint; evaluate, export and score. Ends before that where a stop is
+        requested."""
         start = 0
         if resume_from:
+            # The losses are read before truncate_metrics drops those after the checkpoint: one of them belongs to the
+            # same step as the first one now.
             self.report.phase(f"loading checkpoint {resume_from.name}")
             start = checkpoint.load(self.engine, resume_from)
             if self.rank == 0:
                 self.loss_before = loss_before(self.report.lines(), start)
         self.report.truncate_metrics(start if resume_from else -1)
         if self.rank == 0 and self.job.trackers.log:
-            self.report.tracking = Tracking(
-                self.job, start, lambda text: self.report.event("note", text=text)
-            )
+            self.report.tracking = Tracking(self.job, start, self._note)
         step_rows = round(self.plan.examples_until(self.total_steps) / self.total_steps)
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_examples),
@@ -241,7 +197,7 @@ class Trainer:
             packed=self.packing is not None,
         )  # fmt: skip
         if (short := warmup_note(self.job.training, self.total_steps)) and start == 0:
-            self.report.event("note", text=short)
+            self._note(short)
         self.best_loss = self._earlier_best()
         if start == 0:
             self._evaluate(0)
@@ -252,15 +208,17 @@ class Trainer:
             self.report.event("stopped", step=stopped_at)
             self.report.stopped()
             return
+        # The last checkpoint comes before everything that may still fail. Where it isn't wanted beside the model, it
+        # goes again once the model is written.
         spec, total = self.job.training, self.total_steps
         last = self._save(total) if spec.writes_last(total) and start < total else resume_from
         self._evaluate(total)
         self._check_weights(total)
         self.report.phase("writing the model")
-        folder, told = export(self.engine, self.tokenizer, self.end_ids, self.job)
+        folder, notes = export(self.engine, self.tokenizer, self.end_ids, self.job)
         self.report.event("model", path=str(folder), template_args=served_with(self.job, self.tokenizer))
-        for line in told:
-            self.report.event("note", text=line)
+        for note in notes:
+            self._note(note)
         if last and not spec.keeps_last(total) and self.rank == 0:
             checkpoint.remove(last)
         self._score("after", PREDICTIONS)
@@ -269,31 +227,33 @@ class Trainer:
 
             plot_losses(self.run_dir)
 
-    def _train(self, start: int) -> int | None:
-        """Take the steps; returns the count of steps done where it was asked to stop, None at the end."""
-        steps = range(start, self.total_steps)
-        with closing(made_ahead(self._make, steps, self.engine.device)) as made:
-            return self._take(steps, made)
+    def _note(self, text: str) -> None:
+        self.report.event("note", text=text)
 
-    def _take(self, steps: range, made: Iterator[MadeStep]) -> int | None:
+    def _train(self, start: int) -> int | None:
+        """Take the steps; returns the count of steps done where a stop was requested, None at the end."""
+        steps = range(start, self.total_steps)
         self.report.phase("training")
         self.engine.train()
-        for step in steps:
-            try:
-                request = self._step(step, made)
-            except TrainingError:
-                if self.rank == 0 and self.loss_check.since is not None:
-                    checkpoint.doubt(self.run_dir, self.loss_check.since - 1)
-                raise
-            done = step + 1
-            if done % self.eval_steps == 0 and done < self.total_steps and request != STOP:
-                self._evaluate(done)
-                self.report.phase("training")
-            due = done % self.job.training.save_steps == 0 and done < self.total_steps
-            if (due and not self.loss_check.troubled) or request != NOTHING:
-                self._save(done, requested=request != NOTHING)
-            if request == STOP:
-                return done
+        with closing(made_ahead(self._make, steps, self.engine.device)) as made:
+            for step in steps:
+                try:
+                    request = self._step(step, made)
+                except TrainingError:
+                    # The step before the first bad loss made the weights that gave it: its checkpoint is no good.
+                    if self.rank == 0 and self.loss_check.since is not None:
+                        checkpoint.doubt(self.run_dir, self.loss_check.since - 1)
+                    raise
+                done = step + 1
+                if done % self.eval_steps == 0 and done < self.total_steps and request != STOP:
+                    self._evaluate(done)
+                    self.report.phase("training")
+                due = done % self.job.training.save_steps == 0 and done < self.total_steps
+                # After a bad loss the weights may be bad, too, and a save would drop an older, good checkpoint.
+                if (due and not self.loss_check.troubled) or request != NOTHING:
+                    self._save(done, requested=request != NOTHING)
+                if request == STOP:
+                    return done
         return None
 
     def _save(self, done: int, *, requested: bool = False) -> Path:
@@ -308,7 +268,7 @@ class Trainer:
         return folder
 
     def _check_weights(self, done: int) -> None:
-        """Raise TrainingError where a weight is not finite: the checkpoints and models that are there are better."""
+        """Raise TrainingError where a weight is not finite: what was written earlier must not be replaced by it."""
         if (name := self.engine.non_finite()) is not None:
             raise self.loss_check.weight(done, name)
 
@@ -322,14 +282,15 @@ class Trainer:
         return MadeStep(plan, [pinned(batch, self.engine.device) for batch in batches])
 
     def _step(self, step: int, made: Iterator[MadeStep]) -> int:
-        """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks.
+        """Take one optimizer step, and write its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks.
 
-        made: its batches come next. The host waits for the device once, where it reads the step's numbers; what the
-        engine's own step waits for comes to that.
+        made: its next element has the step's batches. The host waits for the device once, where it reads the step's
+        numbers, and wherever the engine's own step waits.
         """
         began = time.perf_counter()
-        # Models have dropout of their own, and routers may draw: a resumed run draws what an undisturbed one would have
-        # drawn, on as many ranks. Ranks that share a layer's matrices drop the same of what goes into them.
+        # Models have dropout of their own, and routers may draw: with a seed a step, a resumed run draws what an
+        # undisturbed one would have drawn on as many ranks. Tensor-parallel neighbours have the same seed, for they
+        # share a layer's input, of which they must drop the same.
         torch.manual_seed(step_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
         plan, batches = next(made)
         rate = learning_rate(self.job, step, self.total_steps)
@@ -337,21 +298,18 @@ class Trainer:
             self.engine.set_learning_rate(rate)
         rate = self.engine.learning_rate()
         totals = StepTotals(plan.target_tokens, self.job.dp_size * len(batches))
+        loss, varies = LOSSES[self.job.training.loss], bool(self.job.training.tokens_per_batch)
         try:
-            loss_sum = self.engine.take_step(
-                batches,
-                totals,
-                LOSSES[self.job.training.loss],
-                varies=bool(self.job.training.tokens_per_batch),
-            )
+            loss_sum = self.engine.take_step(batches, totals, loss, varies=varies)
         except FloatingPointError as error:
             raise self.loss_check.given_up(step + 1) from error
+        # Loss, request and the routers' counts go in one all-reduce. Only rank 0 has a request, so the sum is its own.
         request = self.requests.look() if self.rank == 0 else NOTHING
-        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for all
+        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])
         sums = torch.cat([sums, self.experts.taken()])
         dist.all_reduce(sums)
-        (loss_over_ranks, request_of_all, *routed), norm = _read(sums, self.engine.gradient_norm())
-        loss_over_ranks /= self.job.parallel.tp  # whose ranks all have the same share
+        (loss_over_ranks, request_of_all, *routed), norm = _on_host(sums, self.engine.gradient_norm())
+        loss_over_ranks /= self.job.parallel.tp  # tensor-parallel neighbours all add the same share
         scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
         self.report.metrics(
@@ -359,19 +317,18 @@ class Trainer:
             tokens=plan.tokens, seconds=round(seconds, 6),
             tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
             loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
-            **self.experts.told(routed, totals.micro_batches),
+            **self.experts.metrics(routed, totals.micro_batches),
         )  # fmt: skip
         if self.loss_before and (text := self.loss_before.surprise(step + 1, loss_over_ranks)):
-            self.report.event("note", text=text)
+            self._note(text)
         self.loss_before = None
-        if self.compilation:
-            for text in self.compilation.told():
-                self.report.event("note", text=text)
+        for text in self.compilation.notes() if self.compilation else ():
+            self._note(text)
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)
 
     def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:
-        """A micro batch for the model's `forward`; sequences: the numbers of the examples in each packed one."""
+        """A micro batch for the model's `forward`. sequences: the numbers of the examples in each packed sequence."""
         pad_id = self.tokenizer.pad_token_id
         if self.packing and self.job.parallel.sp > 1:
             return sequence_share(
@@ -391,7 +348,7 @@ class Trainer:
         return batch
 
     def _idle(self, example: int) -> dict[str, Any]:
-        """A micro batch that adds nothing: for a rank without any, while others have one."""
+        """A micro batch that adds nothing: for a rank without one, while others have one."""
         batch = self._batch([[example]])
         targets = batch.keys() & {"labels", "shift_labels"}
         return {**batch, **{name: torch.full_like(batch[name], IGNORED) for name in targets}}
@@ -402,8 +359,8 @@ class Trainer:
         self.report.phase("evaluating")
         loss = evaluation_loss(self.engine, self.job, self.eval_examples, self.tokenizer.pad_token_id)
         self.last_eval = (step, loss)
-        # Of answers it would say little: they are told from their questions.
-        more = {} if self.eval_examples.asked else {"perplexity": perplexity(loss)}
+        # Perplexity says little of answers: what they are depends on their questions.
+        more = {} if self.eval_examples.with_question else {"perplexity": perplexity(loss)}
         self.report.metrics(
             step=step, eval_loss=loss, **{f"eval_{name}": value for name, value in more.items()}
         )
@@ -424,19 +381,22 @@ class Trainer:
         self.report.event("best", step=step, loss=loss, path=str(folder))
 
     def _earlier_best(self) -> float:
-        """The lowest evaluation loss of the part of the run that is gone on with, on all ranks; infinity: none."""
-        found = torch.full((1,), math.inf, dtype=torch.float64)
+        """The lowest evaluation loss before a resume, the same on all ranks; infinity: none."""
+        lowest = torch.full((1,), math.inf, dtype=torch.float64)
         if self.rank == 0 and (self.run_dir / BEST).is_dir():
-            known = [
-                line["eval_loss"] for line in self.report.lines() if line["step"] and line.get("eval_loss")
-            ]
-            found[0] = min(known, default=math.inf)
-        sent = found.to(self.engine.device)
-        dist.broadcast(sent, 0)
-        return float(sent)
+            lines = self.report.lines()
+            losses = [line["eval_loss"] for line in lines if line["step"] and line.get("eval_loss")]
+            lowest[0] = min(losses, default=math.inf)
+        lowest = lowest.to(self.engine.device)
+        dist.broadcast(lowest, 0)
+        return float(lowest)
 
     def _score(self, when: str, file_name: str) -> None:
-        if self.eval_examples is None or not self.eval_examples.asked or not self.job.training.generate_rows:
+        if (
+            self.eval_examples is None
+            or not self.eval_examples.with_question
+            or not self.job.training.generate_rows
+        ):
             return
         self.report.phase("answering evaluation prompts" + (" with the untrained model" * (when == "before")))
         answers = generate(self.engine, self.job, self.eval_examples, self.tokenizer, self.end_ids)

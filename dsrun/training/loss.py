@@ -2,11 +2,11 @@
 
 A loss gets a model, one micro batch and what the whole optimizer step has, and returns that micro batch's part of the
 step's loss: a scalar in nats, with gradients. The parts of all micro batches and ranks are summed (Engine.backward,
-Trainer._step), so each is divided by what the whole step has of whatever the loss is a mean of.
+Trainer._step), so each is divided by the whole step's count of whatever the loss is a mean of.
 
 A micro batch is what the model's `forward` takes: `input_ids` and `labels`, int64, [examples or packed sequences,
-tokens]; labels are -100 where nothing is to be predicted. This module is read for the names alone, too, by processes
-without torch: import it in the function that needs it.
+tokens]; labels are -100 where nothing is to be predicted. Processes without torch read this module for the names: torch
+is imported in the function that needs it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsrun.errors import DsrunError
-from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.table import MICRO_BATCH_MEAN
 
 if TYPE_CHECKING:
     import torch
 
 
 class StepTotals(NamedTuple):
-    """What one optimizer step has in all: over its micro batches and all ranks."""
+    """Totals of one optimizer step, over its micro batches and all ranks."""
 
     target_tokens: int
     """Tokens that are trained on."""
@@ -49,43 +49,45 @@ def token_mean(model: Any, batch: dict[str, torch.Tensor], step: StepTotals) -> 
 
 
 ROUTERS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
-"""What configs call the weight of the routers' loss."""
+"""Names in configs for the weight of the routers' loss."""
 
 
 def routers_weight(config: Any) -> float:
-    """What the routers' loss counts for, by the model's own config; 0 where it asks for none.
+    """The weight of the routers' loss, by the model's own config; 0 where the config asks for none.
 
-    Raises DsrunError where it asks for one and doesn't say.
+    Raises DsrunError where it asks for one and has no weight.
     """
-    own = config.get_text_config()
-    if not getattr(own, "output_router_logits", False):
+    config = config.get_text_config()
+    if not getattr(config, "output_router_logits", False):
         return 0.0
-    said = next((getattr(own, name) for name in ROUTERS_WEIGHTS if hasattr(own, name)), None)
-    if said is None:
+    weight = next((getattr(config, name) for name in ROUTERS_WEIGHTS if hasattr(config, name)), None)
+    if weight is None:
         hint = "Set output_router_logits to false there, to train without it."
         raise DsrunError(
             "asks for the routers' loss, but not with which weight", where="config.json", hint=hint
         )
-    return float(said)
+    return float(weight)
 
 
 def _parts(
     model: Any, batch: dict[str, torch.Tensor], target_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The cross-entropy, and what the routers add to it; None where they don't."""
-    found = model(**batch, num_items_in_batch=target_tokens, use_cache=False)
-    aux = getattr(found, "aux_loss", None)
+    """The cross-entropy, and the routers' part, with its weight; None where there is none."""
+    output = model(**batch, num_items_in_batch=target_tokens, use_cache=False)
+    aux = getattr(output, "aux_loss", None)
     if aux is None:
-        return found.loss, None
+        return output.loss, None
+    # transformers adds the routers' loss to the cross-entropy that is divided by the step's tokens: it is taken out
+    # again, for it has to be divided by the step's micro batches.
     routers = routers_weight(getattr(model, "module", model).config) * aux
-    return found.loss - routers, routers
+    return output.loss - routers, routers
 
 
 def reference_loss(model: Any, batch: dict[str, torch.Tensor], micro_batches: int) -> torch.Tensor:
-    """ChatGLM2's own: the mean over this micro batch's targets (nats), of which the step takes the mean, and of the
-    routers' losses with it.
+    """ChatGLM2's own loss: the mean over this micro batch's targets (nats), with the routers' loss. The step takes the
+    mean of the micro batches.
 
-    A token counts more in a micro batch that has few. micro_batches: of the step, over all ranks.
+    So a token counts more in a micro batch that has few. micro_batches: those of the step, over all ranks.
     """
     return model(**batch, use_cache=False).loss / micro_batches
 
@@ -95,4 +97,4 @@ LOSSES: dict[str, Loss] = {
     "token-mean": token_mean,
     MICRO_BATCH_MEAN: lambda model, batch, step: reference_loss(model, batch, step.micro_batches),
 }
-"""--loss -> the loss. All that knows of a loss by name; the trainer asks here."""
+"""--loss -> the loss. The one table of losses by name."""

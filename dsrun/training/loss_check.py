@@ -8,18 +8,18 @@ from dsrun.errors import TrainingError
 from dsrun.job.job import Job
 from dsrun.job.layout import NOT_FINITE
 
-FEW_STEPS = 5
-"""Steps in a row without a finite loss or gradient that are waited for where the weights have stayed as they were:
-other examples or a smaller loss scale may be the end of it."""
+PATIENCE = 5
+"""Steps in a row without a finite loss or gradient after which a run ends, where the weights have stayed as they were:
+until then other examples or a smaller loss scale may help."""
 
 
 class LossCheck:
-    """Looks at the loss and the gradient of every step, which all ranks have alike: so they stop at the same step.
+    """A judge of every step's loss and gradient. All ranks have the same numbers, and so stop at the same step.
 
     | precision | the loss is not finite | the gradient is not finite, or the step was skipped |
     | --- | --- | --- |
-    | fp32, bf16 | the end | the end; where DeepSpeed skipped the step, after FEW_STEPS |
-    | fp16 | after FEW_STEPS; at the lowest loss scale the end | nothing; at the lowest loss scale after FEW_STEPS |
+    | fp32, bf16 | the end | the end; where DeepSpeed skipped the step, after PATIENCE |
+    | fp16 | after PATIENCE; at the lowest loss scale the end | nothing; at the lowest loss scale after PATIENCE |
     """
 
     def __init__(self, job: Job) -> None:
@@ -55,9 +55,9 @@ class LossCheck:
         bad = was_skipped or not (norm is None or (math.isfinite(norm) and norm >= 0))
         self._gradients = [*self._gradients, step] if bad else []
         can_fall = scale is not None and self._lowest_scale is not None and scale > self._lowest_scale
-        if self._losses and len(self._losses) >= (FEW_STEPS if can_fall else 1):
+        if self._losses and len(self._losses) >= (PATIENCE if can_fall else 1):
             raise self._error("loss", self._losses[0], f"it is {loss} in step {step}")
-        patience = FEW_STEPS if self._lowest_scale is not None or was_skipped else 1
+        patience = PATIENCE if self._lowest_scale is not None or was_skipped else 1
         if len(self._gradients) >= patience and not can_fall:
             raise self._error("gradient", self._gradients[0], f"its norm is {norm} in step {step}")
 
@@ -67,22 +67,18 @@ class LossCheck:
         return self._error("loss", since, f"fp16's loss scale is at its lowest in step {step}")
 
     def evaluation(self, step: int, loss: float) -> None:
-        """After an evaluation: no loss scale has a part in it. Raises TrainingError as `training` does."""
+        """After an evaluation, in which no loss scale has a part. Raises TrainingError where the loss is not finite."""
         if not math.isfinite(loss):
             raise self._error("loss", step, f"the evaluation loss is {loss} in step {step}")
 
     def weight(self, step: int, name: str) -> TrainingError:
-        """The error of a weight that is not finite after a step; no checkpoint and no model is written of it."""
+        """The error of a weight that is not finite after a step; it goes into no checkpoint and no model."""
         return self._error("loss", step, f"the weight {name} has a value that is not finite")
 
-    def _error(self, what: str, since: int, found: str) -> TrainingError:
-        return TrainingError(f"{what} {NOT_FINITE} {since}", hint=f"{found}; {self._advice()}")
-
-    def _advice(self) -> str:
-        safer = {"fp16": "--precision bf16 or fp32, ", "bf16": "--precision fp32, "}.get(
-            self._job.precision, ""
+    def _error(self, kind: str, since: int, reason: str) -> TrainingError:
+        advice = {"fp16": "--precision bf16 or fp32, ", "bf16": "--precision fp32, "}
+        hint = (
+            f"{reason}; try a lower --lr (now {self._job.training.lr:g}), a longer warm-up (--warmup-steps), "
+            f"{advice.get(self._job.precision, '')}or look for broken examples in the data"
         )
-        return (
-            f"try a lower --lr (now {self._job.training.lr:g}), a longer warm-up (--warmup-steps), {safer}or look for "
-            "broken examples in the data"
-        )
+        return TrainingError(f"{kind} {NOT_FINITE} {since}", hint=hint)

@@ -3,8 +3,8 @@
 Texts are scored as ChatGLM2's own evaluation defines it. ROUGE-1/2/L: F of rouge_chinese over jieba's words. BLEU-4:
 sentence BLEU over characters, smoothing method 3. Each times 100, rounded to 4 digits per example, then averaged.
 
-Of one-word answers these say nothing: a wrong class has no word in common with the right one, or by chance. There it is
-how many are right, and whether rare classes are among them (`CLASSIFICATION`).
+These say nothing of one-word answers: a wrong class has words in common with the right one by chance only. There the
+scores are how many answers are right, and whether rare classes are among them (`CLASSIFICATION`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
+from dsrun.options.table import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 
 MOST_CLASSES, LEAST_EACH = 100, 5
 """Answers are classes where at most MOST_CLASSES of them differ, with LEAST_EACH examples to each in the mean."""
 
 
-def kind_of(asked: str, references: Sequence[str]) -> str:
-    """The scores that held-out answers get: those asked for, else by how many different ones there are."""
-    if asked != AUTO_METRICS:
-        return asked
+def kind_of(requested: str, references: Sequence[str]) -> str:
+    """The kind of scores that held-out answers get: the requested one, else by how many different answers there are."""
+    if requested != AUTO_METRICS:
+        return requested
     classes = len({reference.strip() for reference in references})
     few = classes <= MOST_CLASSES and classes * LEAST_EACH <= len(references)
     return CLASS_METRICS if few else TEXT_METRICS
@@ -57,7 +57,7 @@ METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge-l": lambda prediction, reference: _rouge(prediction, reference)["rouge-l"]["f"],
     "bleu-4": _bleu_4,
 }
-"""A score by its name: of a prediction and its reference, both not blank, from 0 to 1. Another one is another entry."""
+"""Name -> the score of a prediction and its reference, both not blank, from 0 to 1. A new score is a new entry."""
 
 
 def _exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
@@ -66,7 +66,7 @@ def _exact_match(predictions: Sequence[str], references: Sequence[str]) -> float
 
 
 def _class(text: str) -> str:
-    """The class that a text names: small letters, without what is no letter or digit around it."""
+    """The class that a text names: in small letters, without punctuation around it."""
     plain = " ".join(text.casefold().split())
     return re.sub(r"^\W+|\W+$", "", plain) or plain
 
@@ -78,10 +78,10 @@ def _accuracy(predictions: Sequence[str], references: Sequence[str]) -> float:
 def _macro_f1(predictions: Sequence[str], references: Sequence[str]) -> float:
     """The mean of every class's F1, over the classes that the references have; as scikit-learn's f1_score has it with
     average="macro" and these as labels."""
-    found, wanted = [*map(_class, predictions)], [*map(_class, references)]
-    said, there = Counter(found), Counter(wanted)
-    right = Counter(one for one, other in zip(found, wanted, strict=True) if one == other)
-    return sum(2 * right[name] / (said[name] + there[name]) for name in there) / len(there)
+    predicted, expected = [*map(_class, predictions)], [*map(_class, references)]
+    right = Counter(mine for mine, wanted in zip(predicted, expected, strict=True) if mine == wanted)
+    given, there = Counter(predicted), Counter(expected)
+    return sum(2 * right[name] / (given[name] + there[name]) for name in there) / len(there)
 
 
 CLASSIFICATION: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
@@ -89,8 +89,8 @@ CLASSIFICATION: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
     "accuracy": _accuracy,
     "macro-f1": _macro_f1,
 }
-"""A score by its name: of all predictions and their references, from 0 to 1. Exact match compares letters; for
-accuracy and macro-F1 the class counts that an answer names (`_class`)."""
+"""Name -> the score of all predictions and their references, from 0 to 1. Exact match compares letters; accuracy and
+macro-F1 compare the classes that answers name (`_class`)."""
 
 
 def score(

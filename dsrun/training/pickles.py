@@ -35,18 +35,18 @@ METADATA = {
     "pathlib": {"Path", "PosixPath"},
     "pathlib._local": {"Path", "PosixPath"},
 }  # fmt: skip
-"""Module -> what of it the metadata of FSDP's files may name (torch/distributed/checkpoint).
+"""Module -> the names in it that the metadata of FSDP's files may use (torch/distributed/checkpoint).
 
-Not BytesStorageMetadata: what it describes torch unpickles whatever it names (default_planner.py, load_bytes)."""
+Not BytesStorageMetadata: torch unpickles what it describes, whatever that names (default_planner.py, load_bytes)."""
 GETATTR = {("builtins", "getattr"), ("__builtin__", "getattr")}
 NAMED = re.compile(r"GLOBAL ([\w.]+)")
-"""How torch's unpickler names what it refuses."""
+"""The words in which torch's unpickler names what it refuses."""
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory")
 HINT = "It would run with your rights: who else can write there?"
 
 
 class CodeRefusedError(DsrunError):
-    """A file asks for code, which isn't run: no accident makes such a file, so nothing is gone on with."""
+    """A file asks for code, which isn't run. No accident makes such a file, so nothing goes on without it."""
 
 
 def load(path: Path, *, map_location: Any = "cpu", mapped: bool = True, engine: bool = True) -> Any:
@@ -63,7 +63,7 @@ def load(path: Path, *, map_location: Any = "cpu", mapped: bool = True, engine: 
 
 
 def load_metadata(path: Path) -> Any:
-    """What FSDP's `.metadata` holds. Raises as `load` does."""
+    """The content of FSDP's `.metadata`. Raises as `load` does."""
 
     with explained(path), path.open("rb") as file:
         return _OnlyMetadata(file).load()
@@ -76,7 +76,7 @@ def is_zip(path: Path) -> bool:
 
 
 def refusal(path: Path, error: BaseException) -> DsrunError:
-    """The error of an unpickler in words. torch's own advise to run the code that was asked for."""
+    """The error of an unpickler in words. torch's own words advise to run the code."""
     if named := NAMED.search(str(error)):
         what = f"this checkpoint asks for code ({named[1]}), which is not run: its files hold values alone"
         return CodeRefusedError(what, where=str(path), hint=HINT)
@@ -96,14 +96,14 @@ class _OnlyMetadata(pickle.Unpickler):
 
 
 def _member(owner: Any, name: str) -> Any:
-    """A member of an enumeration that may be named; what getattr would be called for."""
+    """A member of an enumeration: the one call of getattr that is allowed."""
     if not isinstance(owner, EnumMeta) or name not in owner.__members__:
         raise pickle.UnpicklingError(f"GLOBAL builtins.getattr of {name!r}")
     return owner.__members__[name]
 
 
 def _classes_of_deepspeed() -> list[Any]:
-    """The loss scale, the stage, and where a weight lies in a flat tensor: values without code of their own."""
+    """Classes of the loss scale, the stage, and a weight's place in a flat tensor: values without code of their own."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -113,7 +113,7 @@ def _classes_of_deepspeed() -> list[Any]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Errors of an unpickler in words, but those of the system."""
+    """Put errors of an unpickler into words; the system's own pass."""
     try:
         yield
     except (OSError, MemoryError, DsrunError):

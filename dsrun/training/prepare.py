@@ -1,10 +1,10 @@
-"""What is made once, before any device is taken: the model folder and the tokenised rows.
+"""The preparation of a job, before any device is taken: the model folder and the tokenised rows.
 
-`python -m dsrun.training.prepare JOB` runs in a process of its own, so that `dsrun` itself never imports torch; the
-first rank of each host does the same for what is small, or is gone from the cache by then.
-Everything lands in the cache under names made of its content, whole or not at all; what is there is kept. The names
-are in the job: what is read here, now or on another host, is compared with what the job was planned with, and nothing
-else is kept under its name.
+`python -m dsrun.training.prepare JOB` runs in a process of its own, so that `dsrun` itself never imports torch. The
+first rank of each host prepares what is small, or has left the cache since.
+Everything lands in the cache under names made of its content, whole or not at all; what is there already stays. The
+names are in the job: files that are read here, now or on another host, are compared with those that the job was planned
+with, and nothing else gets their names.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
 from dsrun.words import counted, size_text
 
-ALONE_BYTES = 1 << 20
-"""Files of up to this size are tokenised by one process: others would only take time to start."""
+ONE_PROCESS_BYTES = 1 << 20
+"""Files of up to this size are tokenised by one process: more would only take time to start."""
 
 
 def main() -> int:
@@ -61,35 +61,34 @@ def main() -> int:
 
 
 def _disk_full(error: BaseException, job: Job) -> Problem | None:
-    """What to say where the cache's disk has no room; None for another error. safetensors and torch have errors of
-    their own, which only quote the system's words."""
-    told = f"{error!r} {error.__cause__!r}"
-    if not is_full(error) and not any(os.strerror(number) in told for number in FULL):
+    """The problem of a cache's disk without room; None for another error."""
+    # safetensors and torch have errors of their own, which only quote the system's words.
+    words = f"{error!r} {error.__cause__!r}"
+    if not is_full(error) and not any(os.strerror(number) in words for number in FULL):
         return None
     written = error.filename if isinstance(error, OSError) else None
     folder = nearest_there(Path(written or job.prepared.train_rows or job.prepared.model_dir).parent)
     size = size_text(shutil.disk_usage(folder).total)
     hint = "Free some room there, or take another disk for the cache: DSRUN_CACHE=/path"
     why = "Disk quota exceeded" if getattr(error, "errno", 0) == errno.EDQUOT else os.strerror(errno.ENOSPC)
-    return Problem(
-        f"the cache's disk is full: {why} (it has {size}; what was half written is removed)",
-        str(folder),
-        hint,
-    )
+    what = f"the cache's disk is full: {why} (it has {size}; what was half written is removed)"
+    return Problem(what, str(folder), hint)
 
 
 def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
-    """Make what the job needs and the cache does not hold yet.
+    """Make everything that the job needs and the cache does not hold yet.
 
-    Raises DsrunError where it can't, or where the files are not what the job was planned with.
-    processes: how many tokenise; more than one where nothing but this runs in the process, whose copies they are.
+    Raises DsrunError where it can't, or where the files are not those that the job was planned with.
+    processes: the number that tokenise. They are forked: more than one only where nothing else runs in this process.
     """
     prepare_model(job, say)
     wanted = [(inputs.TRAIN, data_files(job.data), job.prepared.train_rows)]
     if job.data.eval_file and job.prepared.eval_rows:
         wanted.append((inputs.EVAL, [DataFile(Path(job.data.eval_file))], job.prepared.eval_rows))
     missing = [(kind, sources, Path(target)) for kind, sources, target in wanted if not Path(target).exists()]
-    if missing:  # now, in a moment; what was really read is compared once more, before it is kept
+    if missing:
+        # Now, which takes a moment, so that no long work is in vain. The files that were really read are compared once
+        # more, before anything is kept (`_check_rows`): they may change while they are read.
         inputs.check(job, {kind for kind, _, _ in missing}, trust_times=True)
     encoder = encoder_of(job) if missing else None
     if encoder and job.model.source == "chatglm":
@@ -100,14 +99,14 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         names = ", ".join(str(source.path) for source in sources)
         with explained("can't be read"):
             size = sum(source.path.stat().st_size for source in sources)
-        count = processes if size > ALONE_BYTES else 1
+        count = processes if size > ONE_PROCESS_BYTES else 1
         say(f"tokenising {names}" + (f" in {count} processes" if count > 1 else ""))
         check = partial(_check_rows, job, kind)
         for line in lines(
             tokenise(sources, job.data, encoder, target, processes=count, say=say, check=check)
         ):
             say(f"  {line}")
-    _tell(job)
+    _write_reports(job)
     _check_truncation(job)
 
 
@@ -116,19 +115,19 @@ def _check_rows(job: Job, kind: str, digests: Sequence[str]) -> None:
 
     kind: of the data files, TRAIN or EVAL; digests: of these files as they were read, in their order.
     """
-    own = {inputs.TOKENIZER} if inputs.read_in_place(job) else set()
-    before = job.prepared.inputs
-    rest = inputs.read_inputs(job.model, job.data, kinds=own if before else inputs.OF_MODEL)
+    of_model = {inputs.TOKENIZER} if inputs.read_in_place(job) else set()
+    planned = job.prepared.inputs
+    rest = inputs.read_inputs(job.model, job.data, kinds=of_model if planned else inputs.OF_MODEL)
     files = inputs.data_files(job.data, kind, digests)
     now = replace(rest, files=(*files, *rest.files))
-    if before:
-        raise_all(inputs.problems(before, now, {kind, *own}))
+    if planned:
+        raise_all(inputs.problems(planned, now, {kind, *of_model}))
     name = "train_rows" if kind == inputs.TRAIN else "eval_rows"
-    cache.check_name(job, name, before or now)
+    cache.check_name(job, name, planned or now)
 
 
 def _check_truncation(job: Job) -> None:
-    """Raise DsrunError where more of the training examples are cut than anybody wants without having said so."""
+    """Raise DsrunError where so many training examples are cut that the user has to agree: --allow-truncation."""
     path = Path(f"{job.prepared.train_rows}.json")
     if job.data.official or job.data.allow_truncation or not path.is_file():
         return
@@ -144,13 +143,13 @@ def _check_truncation(job: Job) -> None:
 
 
 def prepare_model(job: Job, say: Callable[[str], None]) -> None:
-    """The same of the model folder alone."""
+    """Make the model folder, where the cache doesn't hold it. Raises DsrunError as `prepare` does."""
     model_dir, tokens = Path(job.prepared.model_dir), job.model.special_tokens
     if inputs.read_in_place(job) or model_dir.exists():
         return
     inputs.check(job, inputs.OF_MODEL, trust_times=False)
-    here = job.prepared.inputs or inputs.read_inputs(job.model, job.data, kinds=inputs.OF_MODEL)
-    cache.check_name(job, "model_dir", here)
+    planned = job.prepared.inputs or inputs.read_inputs(job.model, job.data, kinds=inputs.OF_MODEL)
+    cache.check_name(job, "model_dir", planned)
     with _new_folder(model_dir) as folder:
         _MAKERS[job.model.source](job, folder, say)
         if tokens:
@@ -161,7 +160,7 @@ def prepare_model(job: Job, say: Callable[[str], None]) -> None:
 
 
 def tokenizer_of(job: Job) -> tuple[Any, PromptEncoder]:
-    """The job's tokenizer and the encoder of its prompt format, whose template the tokenizer has if it has none."""
+    """The job's tokenizer, and the encoder of its prompt format. A tokenizer without a template gets the format's."""
     encoder = _prompt_encoder(job)
     tokenizer = encoder.tokenizer
     if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
@@ -172,7 +171,7 @@ def tokenizer_of(job: Job) -> tuple[Any, PromptEncoder]:
 
 
 def _prompt_encoder(job: Job) -> PromptEncoder:
-    """With the prepared tokenizer, which has the job's own chat template, if there is one."""
+    """The encoder with the prepared tokenizer, which gets the job's own chat template, if there is one."""
     from dsrun.training.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(Path(job.prepared.model_dir))
@@ -231,7 +230,7 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _dequantised() -> dict[str, Any]:
-    """What makes from_pretrained return a plain model: one that GgufConfig has a say in can't be saved otherwise."""
+    """Arguments that make from_pretrained return a plain model: one with a GgufConfig can't be saved otherwise."""
     try:
         from transformers import GgufConfig
     except ImportError:  # older versions always dequantise
@@ -272,7 +271,7 @@ _MAKERS: dict[str, Callable[[Job, Path, Callable[[str], None]], None]] = {
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder that appears under its name only when it is complete; the first of two makers wins."""
+    """A folder that gets its name only when it is complete; the first of two makers wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -294,12 +293,12 @@ def data_files(data: DataSpec) -> list[DataFile]:
 
 
 def encoder_of(job: Job) -> Any:
-    """What turns the job's rows into ids."""
+    """The encoder of the job's rows."""
     return rows_encoder(_prompt_encoder(job), job.data)
 
 
 def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:
-    """What turns these rows into ids: the encoder of their prompt format, or the reference recipe's."""
+    """The encoder of rows: that of their prompt format, or the reference recipe's."""
     if data.official:
         from dsrun.training.data.reference_recipe import ReferenceEncoder
 
@@ -307,8 +306,8 @@ def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:
     return encoder
 
 
-def _tell(job: Job) -> None:
-    """Leave what was found out of the rows in the run's folder; it is in the cache beside them."""
+def _write_reports(job: Job) -> None:
+    """Write the rows' reports, which lie in the cache beside them, into the run's folder."""
     reports = {}
     evaluation = [job.data.eval_file] if job.data.eval_file else []
     for name, rows, files in (
@@ -319,7 +318,7 @@ def _tell(job: Job) -> None:
         if rows and path.is_file():
             reports[name] = json.loads(path.read_text(encoding="utf-8"))
             for entry, file in zip(reports[name]["files"], files, strict=True):
-                entry["file"] = file  # the same content may have been found elsewhere before
+                entry["file"] = file  # the cache's report names where the same content lay at first
     text = json_text(reports, indent=2) + "\n"
     if Path(job.run_dir).is_dir():
         write_atomic(Path(job.run_dir) / DATA_REPORT, text)

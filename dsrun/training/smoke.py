@@ -17,16 +17,16 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dsrun.training import smoke_parts
+from dsrun.training.barrier import from_all_ranks
 
 SECONDS = 2.0
 WAIT_S = 60.0
-"""So long the ranks wait for one another."""
+"""The time that ranks wait for one another."""
 BYTES = {"nccl": 64 << 20, "gloo": 8 << 20}
 SMALL_COUNT = 50
 NCCL_LOG = "nccl.log"
@@ -35,7 +35,7 @@ VALUES = 64
 
 
 def main() -> None:
-    """Meet, add up, tell."""
+    """Meet the other ranks, add up, and print what it took."""
     backend = "gloo" if os.environ.get("DS_ACCELERATOR") == "cpu" else "nccl"
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", local_rank)
@@ -55,38 +55,28 @@ def main() -> None:
     small = [_reduced(torch.empty(2, device=device)) for _ in range(SMALL_COUNT)]
     ranks = dist.get_world_size()
     seconds = statistics.median(times)
-    cards: list[Any] = [None] * ranks
-    dist.all_gather_object(cards, smoke_parts.card(device))
+    cards = from_all_ranks(smoke_parts.card(device))
     pairs = smoke_parts.pairs(backend, device)
-    found = {
-        "smoke": 1,
-        "backend": backend,
-        "ranks": ranks,
-        "bytes": data.nbytes,
-        "count": count,
-        "seconds": seconds,
+    result = {
+        "smoke": 1, "backend": backend, "ranks": ranks, "bytes": data.nbytes, "count": count, "seconds": seconds,
         "bus_gb_s": data.nbytes / seconds * 2 * (ranks - 1) / ranks / 1e9,
-        "small_us": statistics.median(small) * 1e6,
-        "first_s": first_s,
-        "met_s": met_s,
-        "interface": _interface(backend),
-        "cards": cards,
-        "pairs": pairs,
-    }
+        "small_us": statistics.median(small) * 1e6, "first_s": first_s, "met_s": met_s,
+        "interface": _interface(backend), "cards": cards, "pairs": pairs,
+    }  # fmt: skip
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 
 
 def _reduced(data: torch.Tensor) -> float:
     """Add a tensor up over all ranks; the seconds it took. Raises where the sum is wrong."""
     data.fill_(dist.get_rank() % VALUES + 1)
-    _wait(data)
+    smoke_parts.wait(data.device)
     began = time.perf_counter()
     dist.all_reduce(data)
-    _wait(data)
+    smoke_parts.wait(data.device)
     seconds = time.perf_counter() - began
     right = float(sum(rank % VALUES + 1 for rank in range(dist.get_world_size())))
     if not bool((data == right).all()):
@@ -98,11 +88,6 @@ def _reduced(data: torch.Tensor) -> float:
     return seconds
 
 
-def _wait(data: torch.Tensor) -> None:
-    if data.is_cuda:
-        torch.cuda.synchronize()
-
-
 def _agreed(number: float, device: torch.device) -> int:
     """A number for all ranks: the least of theirs."""
     least = torch.tensor([number], device=device)
@@ -111,23 +96,22 @@ def _agreed(number: float, device: torch.device) -> int:
 
 
 def _interface(backend: str) -> str:
-    """The way of the first rank's data; "" where it isn't known."""
+    """The network interface of the first rank's data; "" where it isn't known."""
     if backend == "gloo":
         return os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
-        said = Path(NCCL_LOG).read_text(encoding="utf-8", errors="replace")
+        return interface_in(Path(NCCL_LOG).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return interface_in(said)
 
 
-def interface_in(said: str) -> str:
-    """The way in NCCL's own words: "NET/IB : Using [0]mlx5_0:1/RoCE", "NET/Socket : Using [0]eth0:10.0.0.1<0>"."""
-    found: dict[str, Any] = {}
-    for kind, devices in re.findall(r"NET/(\w+) : Using (.*)", said):
+def interface_in(log: str) -> str:
+    """The interfaces in NCCL's log: "NET/IB : Using [0]mlx5_0:1/RoCE", "NET/Socket : Using [0]eth0:10.0.0.1<0>"."""
+    names: dict[str, None] = {}
+    for kind, devices in re.findall(r"NET/(\w+) : Using (.*)", log):
         for name in re.findall(r"\[\d+\]([\w.-]+)", devices):
-            found[f"{name} ({kind})"] = None
-    return ", ".join(found)
+            names[f"{name} ({kind})"] = None
+    return ", ".join(names)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.training.barrier import from_all_ranks
+
 SIZE = {"cuda": 4096, "cpu": 512}
 """Rows and columns; a power of two, see `known_product`."""
 SECONDS = {"cuda": 1.0, "cpu": 0.2}
@@ -17,7 +19,7 @@ LEAST_COUNT = 3
 PAIR_BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
 PAIR_COUNT = 3
 MOST_ROUNDS = 63
-"""Each takes a moment; with more hosts not every pair is tried."""
+"""Rounds of pairs of hosts, at most: each takes a moment, and with more hosts not every pair is tried."""
 SEED = 1
 
 
@@ -35,7 +37,7 @@ def known_product(size: int, dtype: torch.dtype, device: torch.device) -> tuple[
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """What a rank's device makes of matrix products: its speed, what is wrong, and the bits of a random one.
+    """Matrix products on a rank's device: its speed, wrong elements, and the bits of a random product.
 
     bits: equal on sound devices of one kind with one library.
     """
@@ -45,10 +47,10 @@ def card(device: torch.device) -> dict[str, Any]:
     wrong = nans = 0
     until = time.monotonic() + SECONDS[device.type]
     while len(times) < LEAST_COUNT or time.monotonic() < until:
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         product = first @ second
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - began)
         wrong = max(wrong, int((product != right).sum()))
         nans = max(nans, int(product.isnan().sum()))
@@ -67,7 +69,7 @@ def card(device: torch.device) -> dict[str, Any]:
 
 
 def _dtype(device: torch.device) -> torch.dtype:
-    """What it trains in: bf16, fp16 before Ampere, fp32 on a CPU."""
+    """The type that a device trains in: bf16, fp16 before Ampere, fp32 on a CPU."""
     if device.type == "cpu":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
@@ -88,37 +90,35 @@ def pairs(backend: str, device: torch.device) -> list[list[float]]:
 
     Empty for one host. On all ranks the same.
     """
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, int(os.environ["LOCAL_RANK"]))
-    first = [rank for rank, local in enumerate(found) if local == 0]
+    local_ranks = from_all_ranks(int(os.environ["LOCAL_RANK"]))
+    first = [rank for rank, local in enumerate(local_ranks) if local == 0]
     data = torch.ones(PAIR_BYTES[backend] // 4, device=device)
     room = torch.empty_like(data)
-    own: list[list[float]] = []
+    rows: list[list[float]] = []
     for number, matched in enumerate(rounds(len(first))):
         if number == MOST_ROUNDS:
             break
         dist.barrier()
-        for one, other in matched:
-            ranks = (first[one], first[other])
+        for pair in matched:
+            ranks = [first[host] for host in pair]
             if dist.get_rank() in ranks:
                 peer = ranks[1 - ranks.index(dist.get_rank())]
                 seconds = min(_exchange(data, room, peer, device) for _ in range(PAIR_COUNT))
-                own += [[one, other, data.nbytes / seconds / 1e9]] if dist.get_rank() == ranks[0] else []
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, own)
-    return sorted(row for rows in everybody for row in rows)
+                rows += [[*pair, data.nbytes / seconds / 1e9]] if dist.get_rank() == ranks[0] else []
+    return sorted(row for of_rank in from_all_ranks(rows) for row in of_rank)
 
 
 def _exchange(data: torch.Tensor, room: torch.Tensor, peer: int, device: torch.device) -> float:
-    """Seconds until both have the other's."""
+    """Seconds until both ranks have the other's data."""
     began = time.perf_counter()
     work = dist.batch_isend_irecv([dist.P2POp(dist.isend, data, peer), dist.P2POp(dist.irecv, room, peer)])
     for request in work:
         request.wait()
-    _wait(device)
+    wait(device)
     return time.perf_counter() - began
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has done all its work; a CPU has already."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

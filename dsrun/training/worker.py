@@ -1,4 +1,4 @@
-"""What a rank of a fine-tune does: `python -m dsrun.training.worker --job RUN/job.json`, run by rank.py."""
+"""A rank of a fine-tune: `python -m dsrun.training.worker --job RUN/job.json`, run by rank.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsrun.training.reports.report import Report
 
 
 def main() -> None:
-    """Parse, and run. dsrun.jobs.supervision.rank has prepared the process."""
+    """Run a job, and report how it ended. dsrun.jobs.supervision.rank has prepared the process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True, type=Path)
     parser.add_argument(
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def run(job: Job, report: Report, *, resume: bool) -> None:
-    """Everything that this rank does, from the imports to the last score."""
+    """Do all of this rank's work, from the imports to the last score."""
     report.phase("loading libraries")
     _import_libraries(job)
     import torch
@@ -67,12 +67,12 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
 
 
 LIBRARIES = ("dsrun.training.loop", "transformers.modeling_utils")
-"""What every fine-tune imports beside its engine."""
+"""Modules that every fine-tune imports beside its engine."""
 
 
 def _import_libraries(job: Job) -> None:
-    """A sixth of it would be Python's garbage collector, which looks through all that there is again and again. Once
-    imported it stays: later collections leave it out, too."""
+    """Import without Python's garbage collector, which would take a sixth of the time: it looks through all objects
+    again and again. Modules stay, so later collections leave them out, too."""
     from dsrun.training.engines import backend_of
 
     gc.disable()
@@ -86,7 +86,7 @@ def _import_libraries(job: Job) -> None:
 
 
 def train(job: Job, report: Report, *, resume: bool) -> None:
-    """The same among ranks that have met. They may train one job after the other, of the same groups of ranks."""
+    """Train a job among ranks that have met. They may train one job after the other, of the same groups of ranks."""
     import torch
 
     from dsrun.data import inputs
@@ -137,13 +137,13 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
 
 
 def trained_share(model: Any, method: str) -> str:
-    """How many of a model's weights are trained, in words; of a mixture of experts with LoRA, too, which."""
+    """A note on how many of a model's weights are trained; for LoRA on a mixture of experts also which parts."""
     from dsrun.models.adapters import PREFIX
     from dsrun.training.engines.optimizers import elements
     from dsrun.training.models.adapters import trained_parts
 
     trained = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
-    # Of a weight in 4 bits, two are in a byte.
+    # A weight in 4 bits lies in bytes, with two elements in each.
     whole = sum(
         elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters()
     )

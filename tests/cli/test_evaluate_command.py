@@ -13,8 +13,8 @@ from dsrun.errors import DsrunError, JobFailedError
 from dsrun.job.inference_request import Decoding
 from dsrun.jobs.assembly import inference
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import EvaluationOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
+from dsrun.options.table import EvaluationOptions
 
 SCORES = {"rouge-1": 12.345, "rouge-2": 1.0, "rouge-l": 10.0, "bleu-4": 3.21}
 FOUND = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import in_terminal
 
-from dsrun.cli.common.columns import folded, width
+from dsrun.cli.output.columns import folded, width
 
 BAD = '{"train_batch_size": 15, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
 

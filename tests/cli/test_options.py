@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from dsrun.cli import finetune, resume
-from dsrun.cli.common.options import SHORT_FROM, TableCommand, given, options_of
+from dsrun.cli.parsing.options import SHORT_FROM, TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, PlanOptions
+from dsrun.options.declare import entries
+from dsrun.options.layers import Source, problems_of
 from dsrun.options.other_names import OTHER_NAMES
-from dsrun.options.table import Source, entries, problems_of
 
 SCREEN = 69
 """Lines that finetune's short help may have."""

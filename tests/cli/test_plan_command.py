@@ -13,14 +13,14 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cli import finetune
-from dsrun.cli.common.plan_text import components
-from dsrun.cli.common.plot import layers
+from dsrun.cli.planning.plan_text import components
+from dsrun.cli.planning.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.assembly.plan_target import target
 from dsrun.jobs.assembly.planning import search, setups, subjects
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source
+from dsrun.options.layers import Resolved, Source
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.common import measure
+from dsrun.cli.planning import measure
 from dsrun.cluster.devices import Machine
 from dsrun.jobs.runs import calibration
 

@@ -16,7 +16,7 @@ import pytest
 from asking import finetune_request
 from running import HEAVY
 
-from dsrun.cli.common.columns import width
+from dsrun.cli.output.columns import width
 from dsrun.cluster.devices import Machine
 from dsrun.job import run_folder
 from dsrun.job.checkpoints import CheckpointChoice, Mark, WrittenFile
@@ -480,7 +480,7 @@ def test_compare_draws_the_curves(dsrun, make_run, work):
 
 
 def test_columns_of_any_script_line_up():
-    from dsrun.cli.common.columns import columns, width
+    from dsrun.cli.output.columns import columns, width
 
     lines = columns([["失败", "1", "x"], ["a\tb", "22"], ["e\u0301", "333", "y"]])
     assert [width(line) for line in lines] == [12, 9, 12]

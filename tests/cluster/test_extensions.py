@@ -10,10 +10,14 @@ import pytest
 from running import waiting_processes
 
 from dsrun import catalog, packages
-from dsrun.cluster import extensions, probe
+from dsrun.cluster import extensions
 from dsrun.config.presets.build import Options, build_config
 from dsrun.config.presets.preset import load
 from dsrun.errors import DsrunError
+from dsrun.host import operators as host_operators
+from dsrun.host import toolkit as host_toolkit
+from dsrun.host.gpus import gpu_models
+from dsrun.host.operators import stale_locks
 
 
 def test_the_users_own_folder_wins(tmp_path):
@@ -26,7 +30,7 @@ def test_each_environment_has_a_folder_of_its_own(tmp_path, monkeypatch):
     assert len(folders) == 1
     monkeypatch.setattr(sys, "prefix", "/another/venv")
     folders.add(extensions.folder({}, tmp_path))
-    monkeypatch.setattr(probe, "_cpu_flags", lambda: "flags : another processor")
+    monkeypatch.setattr(host_operators, "_cpu_flags", lambda: "flags : another processor")
     folders.add(extensions.folder({}, tmp_path))
     assert len(folders) == 3
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
@@ -109,7 +113,7 @@ def test_a_compiler_is_enough_on_a_cpu(compiler):
 
 
 def test_no_nvcc(compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "CUDA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(host_toolkit, "CUDA", str(tmp_path / "nothing"))
     with pytest.raises(DsrunError, match="nvcc") as caught:
         extensions.check_tools(["fused_adam"], "cuda")
     assert "CUDA_HOME" in caught.value.problems[0].hint
@@ -119,13 +123,13 @@ def test_no_nvcc(compiler, monkeypatch, tmp_path):
 
 def toolkit(home, monkeypatch, release="12.6", torch="12.6", lacks=()):
     """A CUDA toolkit in that folder, beside a torch for some CUDA."""
-    parts = [f"include/{name}" for name in probe.HEADERS] + ["lib64/libcudart.so"]
+    parts = [f"include/{name}" for name in host_toolkit.HEADERS] + ["lib64/libcudart.so"]
     for part in (part for part in ["bin/nvcc", *parts] if part not in lacks):
         (home / part).parent.mkdir(parents=True, exist_ok=True)
         (home / part).write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V1'\n")
         (home / part).chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(home))
-    monkeypatch.setattr(probe, "torch_build", lambda path: {"cuda": torch, "cpu_build": False})
+    monkeypatch.setattr(extensions, "torch_build", lambda path: {"cuda": torch, "cpu_build": False})
     return home
 
 
@@ -141,7 +145,7 @@ def toolkit(home, monkeypatch, release="12.6", torch="12.6", lacks=()):
     ],
 )
 def test_an_nvcc_that_cannot_compile(compiler, monkeypatch, tmp_path, made, fault):
-    monkeypatch.setattr(probe, "SYSTEM_LIBRARIES", ())
+    monkeypatch.setattr(host_toolkit, "SYSTEM_LIBRARIES", ())
     monkeypatch.setenv("PATH", f"{compiler}:/bin:/usr/bin")
     toolkit(tmp_path / "cuda", monkeypatch, **made)
     found = extensions.nvcc_fault(os.environ)
@@ -159,11 +163,11 @@ def test_hosts_with_other_gpus_have_other_folders(tmp_path, monkeypatch):
     file = tmp_path / "nvidia" / "gpus" / "0000:3b:00.0" / "information"
     file.parent.mkdir(parents=True)
     file.write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ: 7\n")
-    assert probe.gpu_models(tmp_path / "nvidia") == ["NVIDIA A100-SXM4-80GB"]
-    assert probe.gpu_models(tmp_path / "none") == []
+    assert gpu_models(tmp_path / "nvidia") == ["NVIDIA A100-SXM4-80GB"]
+    assert gpu_models(tmp_path / "none") == []
     folders = set()
     for models in ([], ["NVIDIA A100-SXM4-80GB"], ["Tesla V100-SXM2-32GB"]):
-        monkeypatch.setattr(probe, "gpu_models", lambda models=models: models)
+        monkeypatch.setattr(host_operators, "gpu_models", lambda models=models: models)
         folders.add(extensions.folder({}, tmp_path))
     assert len(folders) == 3
 
@@ -181,9 +185,10 @@ def test_hosts_with_other_gpus_have_other_folders(tmp_path, monkeypatch):
 )
 def test_which_operators_take_nvcc(compiler, monkeypatch, tmp_path, deepspeed, names, for_nvcc):
     monkeypatch.setattr(packages, "installed_version", lambda package: deepspeed)
-    monkeypatch.setattr(probe, "CUDA", str(tmp_path / "nothing"))
-    monkeypatch.setattr(extensions, "INCLUDES", (str(tmp_path),))
-    (tmp_path / "libaio.h").touch()
+    monkeypatch.setattr(host_toolkit, "CUDA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "libaio.h").touch()
     assert extensions.with_cuda(names, "cuda") == for_nvcc
     assert extensions.with_cuda(names, "cpu") == []
     problem = pytest.raises(DsrunError, match=f"compile {for_nvcc[0]} .*nvcc") if for_nvcc else nullcontext()
@@ -204,7 +209,7 @@ def test_the_installed_deepspeed_builds_them_so():
 
 
 def test_no_libaio(compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(extensions, "INCLUDES", (str(tmp_path),))
+    monkeypatch.setattr(host_toolkit, "_roots", lambda prefix: (str(tmp_path),))
     with pytest.raises(DsrunError, match="libaio") as caught:
         extensions.check_tools(["async_io"], "cpu")
     assert "libaio-dev" in caught.value.problems[0].hint
@@ -234,7 +239,7 @@ def names(locks) -> list[str]:
 
 
 def test_locks_that_nobody_builds_behind_are_stale(operators):
-    assert probe.stale_locks(operators) == [
+    assert stale_locks(operators) == [
         operators / "cpu_adam" / "lock",
         operators / "fused_adam" / "lock",
     ]
@@ -242,15 +247,15 @@ def test_locks_that_nobody_builds_behind_are_stale(operators):
 
 def test_a_lock_with_a_build_in_its_folder_is_not(operators, sitting, tmp_path):
     build = sitting(operators / "cpu_adam")
-    assert names(probe.stale_locks(operators)) == ["fused_adam"]
+    assert names(stale_locks(operators)) == ["fused_adam"]
     build.kill()
     build.wait()
-    assert names(probe.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+    assert names(stale_locks(operators)) == ["cpu_adam", "fused_adam"]
 
 
 def test_a_lock_with_a_build_that_names_its_folder_is_not(operators, sitting, tmp_path):
     sitting(tmp_path, "-o", str(operators / "fused_adam" / "fused_adam.so"))
-    assert names(probe.stale_locks(operators)) == ["cpu_adam"]
+    assert names(stale_locks(operators)) == ["cpu_adam"]
 
 
 def test_a_build_in_a_folder_that_a_link_leads_to(operators, sitting, tmp_path):
@@ -258,20 +263,20 @@ def test_a_build_in_a_folder_that_a_link_leads_to(operators, sitting, tmp_path):
     link = tmp_path / "cache"
     link.symlink_to(operators)
     sitting(operators / "cpu_adam")
-    assert names(probe.stale_locks(link)) == ["fused_adam"]
+    assert names(stale_locks(link)) == ["fused_adam"]
 
 
 def test_a_process_in_a_folder_of_a_similar_name_is_no_build(operators, sitting):
     (operators / "cpu_adam_old").mkdir()
     sitting(operators / "cpu_adam_old")
-    assert names(probe.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+    assert names(stale_locks(operators)) == ["cpu_adam", "fused_adam"]
 
 
 def test_no_locks(tmp_path):
-    assert probe.stale_locks(tmp_path) == []
-    assert probe.stale_locks(tmp_path / "none") == []
+    assert stale_locks(tmp_path) == []
+    assert stale_locks(tmp_path / "none") == []
 
 
 def test_looking_at_locks_leaves_them(operators):
-    probe.stale_locks(operators)
+    stale_locks(operators)
     assert [path.name for path in (operators / "cpu_adam").iterdir()] == ["lock"]

@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from dsrun.cluster import extensions, probe
+from dsrun.host import disks, network
+from dsrun.host.operators import stale_locks
 
 SOURCE = Path(probe.__file__)
 OLD = sorted(
@@ -161,13 +163,17 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, number, kind):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(probe.fcntl, "flock", flock)
-    assert probe._lock(tmp_path / "no" / "such") == {"kind": kind, "why": os.strerror(number), "one_host": ""}
+    monkeypatch.setattr(disks.fcntl, "flock", flock)
+    assert disks.lock_of(tmp_path / "no" / "such") == {
+        "kind": kind,
+        "why": os.strerror(number),
+        "one_host": "",
+    }
 
 
 def test_a_lock_that_is_seen_on_its_own_host_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "text_of", lambda _: "server:/ / lustre rw,localflock,nosuid 0 0\n")
-    assert probe._lock(tmp_path)["one_host"] == "localflock"
+    monkeypatch.setattr(disks, "text_of", lambda _: "server:/ / lustre rw,localflock,nosuid 0 0\n")
+    assert disks.lock_of(tmp_path)["one_host"] == "localflock"
 
 
 def test_addresses_and_the_way_to_the_master(found):
@@ -186,7 +192,7 @@ def test_addresses_without_the_ip_tool(found, monkeypatch):
     def none(*words, **more):
         raise OSError("no ip here")
 
-    monkeypatch.setattr(probe, "_run", none)
+    monkeypatch.setattr(network, "output_of", none)
     look = probe.Probe({"master": "127.0.0.1"})
     assert {name: set(own) for name, own in look.fact_interfaces().items()} == {
         name: set(own) for name, own in found["interfaces"].items()
@@ -246,13 +252,13 @@ def test_locks(tmp_path):
         builder.wait()
     assert found["built"] == ["cpu_adam"]
     assert found["locks"] == [str(tmp_path / name / "lock") for name in ("async_io", "cpu_adam")]
-    assert found["stale"] == [str(lock) for lock in probe.stale_locks(tmp_path) if "cpu_adam" in str(lock)]
+    assert found["stale"] == [str(lock) for lock in stale_locks(tmp_path) if "cpu_adam" in str(lock)]
     assert found["stale"] == [str(tmp_path / "cpu_adam" / "lock")]
 
 
 def test_buffers_that_dead_runs_left():
-    mark = f"{probe.BUFFERS}{os.getuid()}_test_{os.getpid()}"
-    left, open_one = probe.SHM / f"{mark}_0", probe.SHM / f"{mark}_1"
+    mark = f"{disks.BUFFERS}{os.getuid()}_test_{os.getpid()}"
+    left, open_one = disks.SHM / f"{mark}_0", disks.SHM / f"{mark}_1"
     before = probe.Probe({}).fact_shm()
     try:
         left.write_bytes(b"x" * 8192)

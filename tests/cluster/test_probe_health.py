@@ -7,6 +7,8 @@ import os
 import pytest
 
 from dsrun.cluster import probe
+from dsrun.host.memory import oom_kills
+from dsrun.host.toolkit import HEADERS, cuda_toolkit
 
 GPU = """<gpu id="00000000:{bus}:00.0"><product_name>NVIDIA H100</product_name>
 <fabric><state>{fabric}</state><status>Success</status></fabric>
@@ -127,11 +129,11 @@ def toolkit(home, *files, environ=None):
         (home / name).write_text(
             "#if __GNUC__ > 13\n#error -- unsupported GNU version!\n" if "config" in name else ""
         )
-    return probe.cuda_toolkit(f"{home}/bin/nvcc", environ or {})
+    return cuda_toolkit(f"{home}/bin/nvcc", environ or {})
 
 
 def test_a_whole_toolkit_and_a_part_of_one(tmp_path):
-    headers = [f"include/{name}" for name in probe.HEADERS]
+    headers = [f"include/{name}" for name in HEADERS]
     libraries = ["targets/x86_64-linux/lib/libcurand.so", "lib64/libcudart.so"]
     found = toolkit(tmp_path / "whole", *headers, *libraries, "include/crt/host_config.h")
     assert found == {"home": str(tmp_path / "whole"), "no_headers": [], "no_libraries": [], "gcc": 13}
@@ -140,10 +142,10 @@ def test_a_whole_toolkit_and_a_part_of_one(tmp_path):
 
 
 def test_headers_and_libraries_of_other_folders_count(tmp_path):
-    for name in (*probe.HEADERS, "libcudart.so", "libcurand.so"):
+    for name in (*HEADERS, "libcudart.so", "libcurand.so"):
         (tmp_path / name).write_text("")
     environ = {"CPATH": str(tmp_path), "LIBRARY_PATH": str(tmp_path), "CUDA_HOME": str(tmp_path / "cuda")}
-    found = probe.cuda_toolkit("/elsewhere/bin/nvcc", environ)
+    found = cuda_toolkit("/elsewhere/bin/nvcc", environ)
     assert (found["home"], found["no_headers"], found["no_libraries"]) == (str(tmp_path / "cuda"), [], [])
 
 
@@ -166,7 +168,7 @@ def test_what_operators_were_compiled_for(tmp_path):
 
 def test_oom_kills_of_a_cgroup(tmp_path, monkeypatch):
     (tmp_path / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
-    assert probe.oom_kills(tmp_path) == 3
+    assert oom_kills(tmp_path) == 3
 
 
 def test_what_torch_has_code_for(program, tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cluster import probe, torch_builds
+from dsrun.cluster import torch_builds
+from dsrun.host.gpus import driver_version
 
 
 @pytest.mark.parametrize(
@@ -49,5 +50,5 @@ def test_the_newest_build(driver, capabilities, index):
 def test_the_drivers_version(tmp_path):
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\n"
     (tmp_path / "version").write_text(text)
-    assert probe.driver_version(tmp_path) == "580.95.05"
-    assert probe.driver_version(tmp_path / "none") is None
+    assert driver_version(tmp_path) == "580.95.05"
+    assert driver_version(tmp_path / "none") is None

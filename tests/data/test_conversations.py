@@ -201,8 +201,7 @@ def test_the_users_own_columns_come_first():
 
 def test_each_answer_with_what_came_before_it():
     conversation = Conversation(
-        (Turn("1", "a"), Turn("2", "b", trained=False), Turn("3", "c"), Turn("4", "d", trained=False)),
-        "s",
+        (Turn("1", "a"), Turn("2", "b", trained=False), Turn("3", "c"), Turn("4", "d", trained=False)), "s"
     )
     first, second = conversation.each_answer()
     assert first == Conversation((Turn("1", "a"),), "s")
@@ -248,10 +247,7 @@ def test_the_reference_recipe_keeps_white_space():
 
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
-WITH_TOOLS = (
-    Turn("q", "", calls=(CALL,)),
-    Turn("", "sunny", results=({"role": "tool", "content": "20"},)),
-)
+WITH_TOOLS = (Turn("q", "", calls=(CALL,)), Turn("", "sunny", results=({"role": "tool", "content": "20"},)))
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

@@ -21,7 +21,7 @@ from running import COMMON, cut_off, finish, lines_of, same, starts_of
 from dsrun.job.job import Job
 from dsrun.jobs.assembly.checks import disk_check
 from dsrun.training.data.batches import BatchPlan, Examples
-from dsrun.training.loop import learning_rate
+from dsrun.training.learning_rate import learning_rate
 from dsrun.training.models.load import load_answering
 from dsrun.training.models.weights import open_shard
 

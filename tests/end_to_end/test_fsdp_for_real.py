@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from running import answer_alike, cut_off, finish, held_at, let_go, same, starts_of, words_of
 
-from dsrun.training.engines import resharding, sharded_files
+from dsrun.training.engines.checkpoints import resharding, sharded_files
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from dsrun.job import checkpoints
 from dsrun.job.checkpoints import CheckpointChoice, Mark, WrittenFile
 from dsrun.job.layout import DOUBTFUL, MARK, whole_checkpoints
 from dsrun.jobs.assembly.resume import checkpoint_choice, checkpoint_of
-from dsrun.options.groups import RestoreOptions
+from dsrun.options.table import RestoreOptions
 
 CONTENT = {"mp_rank_00_model_states.pt": b"weights", "swap/rank1/a b 实验.swp": b"states"}
 

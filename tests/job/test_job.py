@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.errors import DsrunError
 from dsrun.job.job import FORMAT, HostDevices, Job
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 
 
 def test_a_job_survives_its_file(make_job, tmp_path):

@@ -146,7 +146,7 @@ def test_the_states_of_run_and_rank_hold_none(job):
 
 
 def test_the_terminal_shows_none(job, capsys):
-    from dsrun.cli.common.running import say
+    from dsrun.cli.jobs.running import say
 
     log = Path(job.run_dir) / run_folder.rank_log(0)
     log.parent.mkdir()

@@ -22,11 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path_factory) -> Machine:
+def machine(monkeypatch) -> Machine:
     """A CPU machine with room for four ranks, and libaio's header, which the one under the tests may not have."""
-    include = tmp_path_factory.mktemp("include")
-    (include / "libaio.h").touch()
-    monkeypatch.setattr(extensions, "INCLUDES", (str(include),))
+    monkeypatch.setattr(extensions, "libaio_header", lambda prefix: "/usr/include/libaio.h")
     return Machine("cpu", (), 4, "a machine of paper")
 
 

@@ -15,7 +15,7 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.errors import DsrunError
 from dsrun.models import model_files, resolve
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
 from dsrun.planner.families import FAMILIES
 from dsrun.training.data import prompt_formats
 

@@ -9,7 +9,7 @@ from dsrun.errors import DsrunError
 from dsrun.models.peft_methods import by_adapter
 from dsrun.options import run_file
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Origin, Resolved, Source
+from dsrun.options.layers import Origin, Resolved, Source
 
 NAMES = ["the adapter.toml", "the adapter of mine/run.toml", "a --set", "run.toml"]
 

@@ -12,8 +12,8 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import by_devices, by_loss
-from dsrun.options.groups import MICRO_BATCH_MEAN
-from dsrun.options.table import Resolved, Source
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import MICRO_BATCH_MEAN
 from dsrun.planner import gpus as kinds
 
 PRESET = """summary = "a lab's own"

@@ -12,7 +12,8 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.options import run_file
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import COUNT, EXCLUSIVE, LIST_OR_FILE, LIST_SUFFIX, Resolved, Source, entries
+from dsrun.options.declare import COUNT, LIST_OR_FILE, LIST_SUFFIX, entries
+from dsrun.options.layers import EXCLUSIVE, Resolved, Source
 
 TABLE = {
     name: entry for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only
@@ -41,7 +42,7 @@ def values_of(entry):
                 low, top, exclude_min=said.above is not None, exclude_max=said.below is not None
             )
     else:
-        found = TEXTS.filter(lambda text: not run_file.ELSEWHERE.match(text))
+        found = TEXTS.filter(lambda text: not run_file.REMOTE.match(text))
         ending = LIST_SUFFIX if said.path == LIST_OR_FILE else ""
         found = found.map(lambda text: f"dir/{text}{ending}") if entry.kind is Path or said.path else found
     return st.lists(found, min_size=1, max_size=3) if entry.repeated else found

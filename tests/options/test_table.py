@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.options import commands, derived, groups
+from dsrun.options import commands, derived, table
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Layer, Origin, Resolved, Source, entries, resolve, select
+from dsrun.options.declare import entries, select
+from dsrun.options.layers import Layer, Origin, Resolved, Source, resolve
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dsrun"
 COMMANDS = [
@@ -96,8 +97,8 @@ def test_no_default_stands_elsewhere():
 DECIDING = {
     name
     for group in (
-        groups.StepOptions, groups.OptimizerOptions, groups.ScheduleOptions, groups.LengthOptions,
-        groups.PeftOptions, groups.CheckpointOptions, groups.EvaluationOptions, groups.FormatOptions,
+        table.StepOptions, table.OptimizerOptions, table.ScheduleOptions, table.LengthOptions,
+        table.PeftOptions, table.CheckpointOptions, table.EvaluationOptions, table.FormatOptions,
     )
     for name in entries(group)
 } - {"optimizer", "method"}  # fmt: skip
@@ -249,5 +250,5 @@ def test_the_recipe_refuses_to_be_contradicted(name, source):
 
 def test_a_group_is_selected_by_name():
     options = FinetuneOptions(micro_batch=3, lr=0.5)
-    assert select(groups.StepOptions, options).micro_batch == 3
-    assert select(groups.OptimizerOptions, options, optimizer="x").optimizer == "x"
+    assert select(table.StepOptions, options).micro_batch == 3
+    assert select(table.OptimizerOptions, options, optimizer="x").optimizer == "x"

@@ -26,7 +26,7 @@ OTHERS = [
     # Another chip or another memory than the file of the nearest name.
     "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A10G",
     "NVIDIA GeForce RTX 3080 Ti", "NVIDIA GeForce RTX 4080 SUPER", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA L40",
-    "NVIDIA H20-3e", "NVIDIA GH200 480GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA RTX 6000 Ada Generation",
+    "NVIDIA H20-3e", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA RTX 6000 Ada Generation",
     "Tesla K80", "AMD Instinct MI300X", "", "*",
 ]  # fmt: skip
 
@@ -61,7 +61,9 @@ def test_figures_agree_with_one_another(name):
     assert 0.9 * gpu.memory_gb * 1e9 < gpu.memory_gib * 2**30 < gpu.memory_gb * 2**30
     assert gpu.matrix_tflops >= 1.9 * gpu.fp32_tflops
     assert gpu.bf16 == (tuple(int(part) for part in gpu.compute_capability.split(".")) >= (8, 0))
-    assert gpu.pcie_gb_s in (12, 24, 48)
+    assert gpu.pcie_gb_s in (12, 24, 48) or name.startswith("gh200"), (
+        "PCIe's generations, or NVLink to the processor"
+    )
     assert (gpu.link == "nvlink") == (gpu.link_gb_s > 100)
 
 

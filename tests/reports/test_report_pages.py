@@ -13,7 +13,7 @@ from needed import needs
 from dsrun.host.hiding import HIDDEN
 from dsrun.job import run_folder
 from dsrun.job.job import HostDevices, ScriptJob
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.reports import report
 
 needs("matplotlib")

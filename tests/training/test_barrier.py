@@ -56,7 +56,7 @@ EXPORTING = """
 from pathlib import Path
 from types import SimpleNamespace
 from transformers import LlamaConfig, LlamaForCausalLM
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training.models import export
 model = LlamaForCausalLM(LlamaConfig(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2))

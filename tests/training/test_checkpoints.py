@@ -29,10 +29,11 @@ from dsrun.job.checkpoints import (
     states,
 )
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
-from dsrun.options.groups import ParallelismOptions, PeftOptions
+from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
-from dsrun.training.engines import deepspeed, resharding
-from dsrun.training.engines.resharding import Piece, Saved, Shard
+from dsrun.training.engines import deepspeed
+from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.checkpoints.resharding import Piece, Saved, Shard
 from dsrun.training.loss_check import LossCheck
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -740,7 +741,11 @@ def test_the_lowest_loss_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "evaluation_loss", lambda *_: next(losses))
     monkeypatch.setattr(loop, "export_best", lambda *_: tmp_path / "best")
     made.job.training.keep_best, made.job.training.compute_metrics = True, False
-    made.eval_examples, made.last_eval, made.best_loss = SimpleNamespace(asked=True), None, float("inf")
+    made.eval_examples, made.last_eval, made.best_loss = (
+        SimpleNamespace(with_question=True),
+        None,
+        float("inf"),
+    )
     made.tokenizer, made.end_ids = SimpleNamespace(pad_token_id=0), []
     made.loss_check = LossCheck(SimpleNamespace(precision="fp32", ds_config={}))
     made.report.metrics = lambda **fields: None

@@ -9,7 +9,7 @@ import torch
 
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
 from dsrun.training import loss
 from dsrun.training.engines import MicroSteps
 from dsrun.training.loss import LOSSES, StepTotals

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.errors import TrainingError
-from dsrun.training.loss_check import FEW_STEPS, LossCheck
+from dsrun.training.loss_check import PATIENCE, LossCheck
 
 
 def check(precision: str, **fp16) -> LossCheck:
@@ -35,12 +35,12 @@ def test_the_first_one_is_the_last(precision, bad):
 
 
 def test_fp16_goes_on_over_single_ones():
-    losses = [2.0, *[nan] * (FEW_STEPS - 1), 2.0, *[inf] * (FEW_STEPS - 1), 1.0]
+    losses = [2.0, *[nan] * (PATIENCE - 1), 2.0, *[inf] * (PATIENCE - 1), 1.0]
     assert stopped_at(check("fp16"), losses, [2.0**16] * len(losses)) is None
 
 
 def test_fp16_stops_when_they_persist():
-    assert stopped_at(check("fp16"), [2.0, *[nan] * 9], [2.0**16] * 10) == 1 + FEW_STEPS
+    assert stopped_at(check("fp16"), [2.0, *[nan] * 9], [2.0**16] * 10) == 1 + PATIENCE
 
 
 @pytest.mark.parametrize(("fp16", "lowest"), [({}, 1.0), ({"min_loss_scale": 64}, 64.0)])
@@ -70,10 +70,10 @@ def test_a_gradient_that_was_stepped_with(precision, bad):
 
 def test_steps_that_are_skipped_are_waited_for():
     """DeepSpeed leaves the weights as they were."""
-    some = [1.0, *[inf] * (FEW_STEPS - 1), 1.0]
+    some = [1.0, *[inf] * (PATIENCE - 1), 1.0]
     assert gradients(check("bf16"), some, [None] * len(some), [0, 1, 2, 3, 4, 4]) is None
     found = gradients(check("bf16"), [1.0, *[inf] * 9], [None] * 10, list(range(10)))
-    assert found == (1 + FEW_STEPS, "gradient is not finite since step 2")
+    assert found == (1 + PATIENCE, "gradient is not finite since step 2")
 
 
 def test_skipped_steps_of_an_earlier_part_of_the_run_do_not_count():
@@ -85,7 +85,7 @@ def test_skipped_steps_of_an_earlier_part_of_the_run_do_not_count():
 def test_fp16_overflows_at_the_lowest_scale_for_a_few_steps():
     scales = [4.0, 2.0, *[1.0] * 9]
     found = gradients(check("fp16"), [inf] * 11, scales, list(range(1, 12)))
-    assert found == (FEW_STEPS, "gradient is not finite since step 1")
+    assert found == (PATIENCE, "gradient is not finite since step 1")
 
 
 def test_the_lowest_scale_is_given_up():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.training.loop import learning_rate, warmup_note, warmup_steps
+from dsrun.training.learning_rate import learning_rate, warmup_note, warmup_steps
 
 
 def job(**fields):

@@ -12,7 +12,7 @@ from needed import needs
 needs("jieba", "rouge_chinese", "nltk")
 
 from dsrun.jobs.assembly.finetune.data import dataset_folder
-from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
+from dsrun.options.table import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 from dsrun.training.metrics import LEAST_EACH, MOST_CLASSES, kind_of, score, score_pair
 
 NAMES = ("rouge-1", "rouge-2", "rouge-l", "bleu-4")

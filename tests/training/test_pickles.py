@@ -16,7 +16,7 @@ needs("deepspeed")
 
 from dsrun.errors import DsrunError
 from dsrun.training import pickles
-from dsrun.training.engines import sharded_files
+from dsrun.training.engines.checkpoints import sharded_files
 from dsrun.training.engines.deepspeed import _own_checkpoint_engine
 from dsrun.training.models.weights import open_shard
 

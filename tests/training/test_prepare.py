@@ -23,7 +23,7 @@ from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
 from dsrun.job.export_request import ExportRequest
 from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training import export_process, worker
 from dsrun.training import prepare as prepare_module
 from dsrun.training.data import tokenizing
@@ -583,7 +583,7 @@ def test_plain_text_beside_questions(make):
     assert report["documents"] == 1 and report["windows"] == first["rows"] > 1
     assert report["truncated"] == 0
     assert report["trained_on"] == "responses and text"
-    assert rows.asked == [len(rows) - 1]
+    assert rows.with_question == [len(rows) - 1]
     assert [rows.target_tokens(row) for row in range(len(rows))][:-1] == [
         rows.length(row) - 1 for row in range(len(rows) - 1)
     ]

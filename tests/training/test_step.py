@@ -16,7 +16,7 @@ needs("deepspeed")
 from torch.overrides import TorchFunctionMode
 
 import dsrun
-from dsrun.options.groups import ParallelismOptions, PeftOptions
+from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.training import loop
 from dsrun.training.data.batches import StepPlan
 from dsrun.training.engines import MicroSteps
@@ -97,7 +97,7 @@ def taken(tmp_path, norm) -> tuple[list[str], dict]:
 @pytest.mark.parametrize("norm", [torch.tensor(2.5), 2.5, None])
 def test_the_host_waits_once(tmp_path, norm):
     seen, line = taken(tmp_path, norm)
-    assert seen == ["tolist in _read"]
+    assert seen == ["tolist in _on_host"]
     assert line["loss"] == 6.0
     assert line["grad_norm"] == (None if norm is None else 2.5)
 

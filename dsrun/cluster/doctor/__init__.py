@@ -1,6 +1,6 @@
-"""Whether hosts are fit for a job: checks on what they have, as pure functions of the facts that probe.py finds.
+"""Checks whether hosts are fit for a job: pure functions of the facts that probe.py gathers.
 
-One module a group of checks, found by looking in this folder; check.py says what a check is.
+A module is a group of checks, and is found by looking in this folder; check.py defines a check.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Group(NamedTuple):
 @cache
 def groups() -> tuple[Group, ...]:
     """Every group of checks, in the order of the columns."""
-    found = []
+    columns = []
     for entry in pkgutil.iter_modules(__path__):
         if entry.name == "check":
             continue
         module = importlib.import_module(f"{__name__}.{entry.name}")
         checks = tuple(value for value in vars(module).values() if isinstance(value, Check))
-        found.append(Group(module.ORDER, entry.name, module.TITLE, checks))
-    return tuple(sorted(found))
+        columns.append(Group(module.ORDER, entry.name, module.TITLE, checks))
+    return tuple(sorted(columns))
 
 
 def examine(hosts: Sequence[Host]) -> list[CheckResult]:
-    """Every check's results: of each check in turn, for the hosts in their order."""
+    """The results of every check in turn, for the hosts in their order."""
     return [result for group in groups() for check in group.checks for result in check.results(hosts)]
 
 
 def worst(colours: Iterable[str]) -> str:
-    """The one that counts of several colours; grey of none."""
+    """The worst of several colours; grey for none."""
     return min(colours, key=WORST.index, default=WORST[-1])

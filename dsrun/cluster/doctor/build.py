@@ -21,8 +21,8 @@ def locks(host: Host) -> Status:
     if fact["stale"]:
         names = [path.split("/")[-2] for path in fact["stale"]]
         age = f" {fact['oldest_lock_hours']:g} hours ago" if fact.get("oldest_lock_hours") else ""
-        what = f"a killed build left a lock on {', '.join(names)}{age}: every run waits for it silently"
-        return Status(RED, what, f"rm {shlex.join(fact['stale'])}")
+        state = f"a killed build left a lock on {', '.join(names)}{age}: every run waits for it silently"
+        return Status(RED, state, f"rm {shlex.join(fact['stale'])}")
     if fact["locks"]:
         return Status(GREEN, f"{len(fact['locks'])} being built now")
     return Status(GREEN, "none")
@@ -31,8 +31,8 @@ def locks(host: Host) -> Status:
 @each("compiler", "tools", "operators")
 def compiler(host: Host) -> Status:
     """DeepSpeed compiles what it needs at first use."""
-    what = f"no C++ compiler ({host['tools']['compiler_name']})"
-    return _tool(host, "compiler", what, "apt-get install g++ (or set CXX)")
+    lack = f"no C++ compiler ({host['tools']['compiler_name']})"
+    return _tool(host, "compiler", lack, "apt-get install g++ (or set CXX)")
 
 
 @each("nvcc", "tools", "torch", "operators", "gpus")
@@ -93,23 +93,23 @@ def cache(host: Host) -> Status:
     fix = (
         f"rm -r {shlex.quote(str(fact['folder']))}  # they are compiled again; or unset TORCH_EXTENSIONS_DIR"
     )
-    if other := [one["name"] for one in fact["builds"] if not one["own_torch"]]:
+    if other := [build["name"] for build in fact["builds"] if not build["own_torch"]]:
         return Status(YELLOW, f"{', '.join(other)} compiled with another torch", fix)
     if fact["given"] and fact["built"] and str(fact["file_system"]).startswith(SHARED):
-        what = f"TORCH_EXTENSIONS_DIR is on {fact['file_system']}: a host with another processor dies with SIGILL"
-        return Status(YELLOW, what, "unset TORCH_EXTENSIONS_DIR: dsrun keeps a folder for each processor")
+        state = f"TORCH_EXTENSIONS_DIR is on {fact['file_system']}: a host with another processor dies with SIGILL"
+        return Status(YELLOW, state, "unset TORCH_EXTENSIONS_DIR: dsrun keeps a folder for each processor")
     cards = {str(gpu["compute_capability"]) for gpu in host.gpus if gpu.get("compute_capability")}
-    for one in fact["builds"] if host.trains_on_gpus else ():
-        if one["gpus"] and (left := sorted(card for card in cards if not _runs(one["gpus"], card))):
-            made = f"{one['name']} is compiled for {', '.join(one['gpus'])}"
-            return Status(RED, f"{made}, and there is a GPU of {left[0]}", fix)
+    for build in fact["builds"] if host.trains_on_gpus else ():
+        if build["gpus"] and (left := sorted(card for card in cards if not _runs(build["gpus"], card))):
+            state_of = f"{build['name']} is compiled for {', '.join(build['gpus'])}"
+            return Status(RED, f"{state_of}, and there is a GPU of {left[0]}", fix)
     return Status(GREEN, f"{len(fact['built'])} compiled in {fact['folder']}")
 
 
 def _runs(built: Sequence[str], card: str) -> bool:
     """Code for 8.0 runs on 8.6, and not on 9.0 or 7.5 (CUDA's binary compatibility)."""
     have = version(card)
-    return any(version(one)[0] == have[0] and version(one) <= have for one in built)
+    return any(version(code)[0] == have[0] and version(code) <= have for code in built)
 
 
 @each("ninja", "tools", "operators")
@@ -135,18 +135,18 @@ def libaio(host: Host) -> Status:
     header, library = host["tools"]["libaio_header"], host["tools"]["libaio"]
     if header and library:
         return Status(GREEN, str(library))
-    what = "no libaio" if not library else "no header of libaio"
-    return Status(YELLOW, f"{what}: offload to NVMe needs it", "apt-get install libaio-dev")
+    lack = "no libaio" if not library else "no header of libaio"
+    return Status(YELLOW, f"{lack}: offload to NVMe needs it", "apt-get install libaio-dev")
 
 
-def _tool(host: Host, name: str, what: str, fix: str) -> Status:
-    found = host["tools"][name]
-    return Status(GREEN, str(found)) if found else _lacks(host, what, fix)
+def _tool(host: Host, name: str, lack: str, fix: str) -> Status:
+    path = host["tools"][name]
+    return Status(GREEN, str(path)) if path else _lacks(host, lack, fix)
 
 
-def _lacks(host: Host, what: str, fix: str) -> Status:
+def _lacks(host: Host, lack: str, fix: str) -> Status:
     """Red where nothing is compiled yet, so that a job is sure to stop there."""
     built = host["operators"]["built"]
     if built:
-        return Status(YELLOW, f"{what}; compiled already: {', '.join(built)}", fix)
-    return Status(RED, what, fix)
+        return Status(YELLOW, f"{lack}; compiled already: {', '.join(built)}", fix)
+    return Status(RED, lack, fix)

@@ -1,8 +1,8 @@
-"""What a check is: a function from the facts of all hosts to a status of each.
+"""A check: a function from the facts of all hosts to a status of each.
 
-A module beside this one is a group of checks, and found by looking: TITLE heads its column, ORDER says where that
-is. A check is a function under @each (of one host) or @across (of all of them); one that lacks a fact that it needs
-isn't called, and its status is grey.
+A module beside this one is a group of checks: TITLE heads its column, ORDER is the column's place. A check is a
+function under @each (of one host) or @across (of all of them). A host that lacks a fact which the check needs is not
+judged, and its status is grey.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Any, NamedTuple, TypeVar
 from dsrun.cluster.devices import CPU_RANKS
 
 GREEN, YELLOW, RED, GREY = "green", "yellow", "red", "grey"
-"""Fine; runs, but look; a job would fail; doesn't apply, or isn't known."""
+"""Fine; a job runs, but look; a job would fail; the check doesn't apply, or a fact isn't known."""
 WORST = (RED, YELLOW, GREEN, GREY)
 MIB = 2**20
 T = TypeVar("T", bound=Hashable)
 
 
 class Status(NamedTuple):
-    """What a check says of a host."""
+    """A check's verdict on a host, before it has names."""
 
     colour: str
     what: str
     fix: str = ""
-    """What to do, in words or as a command; never empty beside yellow and red."""
+    """The remedy, in words or as a command; never empty beside yellow and red."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as it was asked for, and what it answered."""
+    """A host by its name, and its answer."""
 
     name: str
     slots: int | None = None
-    """Its devices in the hostfile, None where nobody said."""
+    """Its devices in the hostfile; None where there is none."""
     facts: Mapping[str, Any] | None = None
-    """The probe's; None where there was no answer, then see fault and fix."""
+    """The probe's facts; None where there was no answer: fault and fix say more."""
     fault: str = ""
     fix: str = ""
     asked_at: float = 0.0
-    """This machine's clock before, in seconds since 1970."""
+    """This machine's clock before the call, in seconds since 1970."""
     answered_at: float = 0.0
-    """And after."""
+    """The same clock after it."""
     first: bool = False
-    """The ranks meet on it."""
+    """Whether the ranks meet on it."""
 
     def __getitem__(self, fact: str) -> Any:
-        """A fact that is there: checks name the facts that they need."""
+        """A fact. It is there: a check without the facts that it names as needed isn't called."""
         return (self.facts or {})[fact]
 
     def lacks(self, needs: Iterable[str]) -> str:
-        """Why one of these facts isn't known; empty where all are."""
+        """The reason why one of these facts isn't known; empty where all are."""
         for name in needs:
             fact = (self.facts or {}).get(name, {"error": "nothing said"})
             if isinstance(fact, dict) and isinstance(fact.get("error"), str):
@@ -79,7 +79,7 @@ class Host:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it would get."""
+        """The number of ranks that it would get."""
         return self.slots or (len(self.gpus) if self.trains_on_gpus else CPU_RANKS)
 
 
@@ -95,7 +95,7 @@ class CheckResult:
 
 
 def alike(results: Iterable[CheckResult], colour: str) -> dict[str, list[list[CheckResult]]]:
-    """The results of a colour by check; those of several hosts in the same words are together."""
+    """The results of a colour by check; those of several hosts with the same words are together."""
     same: dict[str, dict[str, list[CheckResult]]] = {}
     for result in results:
         if result.colour == colour:
@@ -111,10 +111,10 @@ class Check:
     name: str
     judge: Judge
     needs: tuple[str, ...]
-    """Facts without which it isn't asked."""
+    """Facts without which it isn't called."""
     about: str
     silent_too: bool = False
-    """It judges hosts that didn't answer as well."""
+    """Whether it judges hosts that didn't answer as well."""
 
     def results(self, hosts: Sequence[Host]) -> list[CheckResult]:
         """One result for each host that answered, in the order of the hosts."""
@@ -122,15 +122,15 @@ class Check:
         lacking = {id(host): Status(GREY, why) for host in judged if (why := host.lacks(self.needs))}
         able = [host for host in judged if id(host) not in lacking]
         try:
-            found = {id(host): status for host, status in self.judge(able)}
+            statuses = {id(host): status for host, status in self.judge(able)}
         except MALFORMED as error:
-            found = {id(host): _malformed(error) for host in able}
-        found |= lacking
-        return [CheckResult(self.name, host.name, *found[id(host)]) for host in judged]
+            statuses = {id(host): _malformed(error) for host in able}
+        statuses |= lacking
+        return [CheckResult(self.name, host.name, *statuses[id(host)]) for host in judged]
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a check raises on facts of an unexpected form: they are another machine's words."""
+"""Errors of a check on facts of an unexpected form, which another machine may have sent."""
 
 
 def _malformed(error: Exception) -> Status:
@@ -170,5 +170,5 @@ def across(
 
 
 def commonest(values: Sequence[T]) -> T:
-    """What most have; of equally many, what comes first."""
+    """The value that most have; of equally frequent ones the first."""
     return Counter(values).most_common(1)[0][0]

@@ -18,8 +18,8 @@ LEAST = GIB
 LITTLE = 10 * GIB
 """A checkpoint of a 1B model with its optimizer states is 14 GB."""
 LEAST_FILES = 1000
-LEAST_SHARE = 0.05
-"""Of a quota that should be left."""
+LEAST_QUOTA_LEFT = 0.05
+"""The part of a quota that should be left."""
 
 
 @across("folder", "disk")
@@ -53,21 +53,21 @@ def folder_lock(host: Host) -> Status:
 @each("room", "disk")
 def room(host: Host) -> Status:
     """Checkpoints go to the working folder, compiled operators and tokenised data to the cache."""
-    found = [_space(host["disk"]["folder"], "working folder"), _space(host["disk"]["cache"], "cache")]
-    colour = min((status.colour for status in found), key=WORST.index)
-    worst = [status for status in found if status.colour == colour]
+    statuses = [_space(host["disk"]["folder"], "working folder"), _space(host["disk"]["cache"], "cache")]
+    colour = min((status.colour for status in statuses), key=WORST.index)
+    worst = [status for status in statuses if status.colour == colour]
     return Status(colour, "; ".join(status.what for status in worst), worst[0].fix if colour != GREEN else "")
 
 
-def _space(fact: dict[str, Any], what: str) -> Status:
+def _space(fact: dict[str, Any], name: str) -> Status:
     path = shlex.quote(fact["path"])
     fix = f"Free some, or use another disk. What takes it: du -xh --max-depth=2 {path} | sort -h | tail"
-    if what == "cache" and not fact["writable"]:
+    if name == "cache" and not fact["writable"]:
         return Status(RED, f"cache: {fact['path']} can't be written", "Use another folder: DSRUN_CACHE=/path")
     if fact.get("free_inodes") is not None and 0 <= fact["free_inodes"] < LEAST_FILES and fact["total"]:
-        return Status(RED, f"{what}: no more files fit ({fact['free_inodes']} inodes)", fix)
+        return Status(RED, f"{name}: no more files fit ({fact['free_inodes']} inodes)", fix)
     colour = RED if fact["free"] < LEAST else YELLOW if fact["free"] < LITTLE else GREEN
-    return Status(colour, f"{what}: {size_text(fact['free'])} free", fix)
+    return Status(colour, f"{name}: {size_text(fact['free'])} free", fix)
 
 
 @each("quota", "quota")
@@ -89,7 +89,7 @@ def quota(host: Host) -> Status:
         else "no limit on bytes"
     )
     state += f", {fact['files']} of {fact['limit_files']} files" if fact["limit_files"] else ""
-    if min(left) > LEAST_SHARE:
+    if min(left) > LEAST_QUOTA_LEFT:
         return Status(GREEN, state)
     fix = "Remove old checkpoints and caches, ask for more, or write elsewhere: --output-dir, DSRUN_CACHE, HF_HOME."
     return Status(RED if min(left) <= 0 else YELLOW, f"the quota is nearly used up: {state}", fix)

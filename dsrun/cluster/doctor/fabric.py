@@ -1,4 +1,4 @@
-"""What NCCL will send by: InfiniBand, EFA or sockets, and by which interface."""
+"""The network that NCCL will use: InfiniBand, EFA or sockets, and the interface."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _way(host: Host) -> Status:
     efa = [card["name"] for card in active if card["efa"]]
     verbs = [card["name"] for card in active if not card["efa"]]
     if efa and not any(OFI.search(plugin) for plugin in fact["plugins"]):
-        what = f"EFA ({', '.join(efa)}), and no NCCL plug-in for it: NCCL takes sockets"
+        state = f"EFA ({', '.join(efa)}), and no NCCL plug-in for it: NCCL takes sockets"
         return Status(
             YELLOW,
-            what,
+            state,
             "Install aws-ofi-nccl and put its lib folder on LD_LIBRARY_PATH (--env LD_LIBRARY_PATH).",
         )
     if efa:
@@ -70,32 +70,36 @@ def bootstrap(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
         yield host, _bootstrap(host, way, known, on_ib) if checked else Status(GREY, "no GPU")
 
 
-def _bootstrap(host: Host, way: str | None, known: str, on_ib: bool) -> Status:
-    """way: the interface that leads to the others; known: those of all hosts, a list of which NCCL takes what is
-    there; on_ib: whether all hosts take InfiniBand's."""
-    name, asked = _first(host), network.variable(host, "NCCL_SOCKET_IFNAME")
+def _bootstrap(host: Host, leading: str | None, known: str, on_ib: bool) -> Status:
+    """The status of the interface that NCCL meets by.
+
+    leading: the interface that leads to the others; known: those of all hosts, a list of which NCCL takes what is
+    there; on_ib: whether all hosts take InfiniBand's.
+    """
+    name, wanted = _first(host), network.variable(host, "NCCL_SOCKET_IFNAME")
     fix = (
         f"export NCCL_SOCKET_IFNAME={known or 'NAME'}  # where dsrun is called: it is forwarded to every host"
     )
     if name is None:
-        why = f"none that NCCL_SOCKET_IFNAME={asked} names" if asked else "none with an address"
+        why = f"none that NCCL_SOCKET_IFNAME={wanted} names" if wanted else "none with an address"
         return Status(RED, why, f"It has {', '.join(host['interfaces'])}: {fix}")
     if name.startswith(NOT_FIRST):
         return Status(RED, f"{name}, which leads to no other host", fix)
-    others = [other for other in network.leading_out(host) if other != way]
-    if way and others and not asked and not on_ib:
-        what = f"reaches the others by {way}, and has {', '.join(others)} too: NCCL may take any"
-        return Status(YELLOW, what, fix)
+    others = [other for other in network.leading_out(host) if other != leading]
+    if leading and others and not wanted and not on_ib:
+        state = f"reaches the others by {leading}, and has {', '.join(others)} too: NCCL may take any"
+        return Status(YELLOW, state, fix)
     return Status(GREEN, name)
 
 
 def _first(host: Host) -> str | None:
-    """The interface that NCCL takes first: the variable's; else one that begins with ib; else not docker or lo."""
+    """The interface that NCCL takes first: the variable's; else one that begins with ib; else none of docker's or
+    lo."""
     there = network.addressed(host)
-    asked = network.variable(host, "NCCL_SOCKET_IFNAME")
-    if asked:
-        without, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
-        parts = [part for part in asked.lstrip("^=").split(",") if part]
+    wanted = network.variable(host, "NCCL_SOCKET_IFNAME")
+    if wanted:
+        without, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+        parts = [part for part in wanted.lstrip("^=").split(",") if part]
         fits = [
             name for name in there if any(name == part if exact else name.startswith(part) for part in parts)
         ]

@@ -20,9 +20,9 @@ def driver(host: Host) -> Status:
     fact, cuda = host["gpus"], host["torch"]["cuda"]
     if not fact["gpus"]:
         if fact.get("on_bus"):
-            what = f"{fact['on_bus']} NVIDIA GPUs on the bus, and no driver that works: "
+            state = f"{fact['on_bus']} NVIDIA GPUs on the bus, and no driver that works: "
             fix = "Install the driver, or load it (modprobe nvidia) and read: dmesg | grep -i nvidia"
-            return Status(RED, what + (fact.get("fault") or "no nvidia-smi"), fix)
+            return Status(RED, state + (fact.get("fault") or "no nvidia-smi"), fix)
         return Status(GREY, "no NVIDIA GPU")
     if cuda is None:
         if host["torch"]["cpu_build"]:
@@ -32,18 +32,18 @@ def driver(host: Host) -> Status:
         return Status(GREY, f"driver {fact['driver']}; no torch to compare it with")
     oldest = DRIVERS.get(version(cuda)[0])
     if oldest and version(str(fact["driver"]))[0] < oldest:
-        what = f"driver {fact['driver']}, and torch's CUDA {cuda} needs {oldest} or later"
+        state = f"driver {fact['driver']}, and torch's CUDA {cuda} needs {oldest} or later"
         fitting = [major for major, least in DRIVERS.items() if version(str(fact["driver"]))[0] >= least]
         fix = "Update the driver" + (f", or install a torch for CUDA {fitting[0]}." if fitting else ".")
-        return Status(RED, what, fix)
+        return Status(RED, state, fix)
     torch = str(host["packages"].get("torch") or "0")
     if left := [gpu for gpu in fact["gpus"] if left_out(gpu["compute_capability"], cuda, torch)]:
-        one = left[0]
-        capability = f"{one['name']} has compute capability {one['compute_capability']}"
+        gpu_left = left[0]
+        capability = f"{gpu_left['name']} has compute capability {gpu_left['compute_capability']}"
         cards = [gpu["compute_capability"] for gpu in fact["gpus"]]
         fix = (
             newest(fact["driver"], cards)
-            or f"No build has code for all of them: leave GPU {one['index']} out."
+            or f"No build has code for all of them: leave GPU {gpu_left['index']} out."
         )
         return Status(RED, f"{capability}, which torch for CUDA {cuda} leaves out", fix)
     return Status(GREEN, f"driver {fact['driver']} for torch's CUDA {cuda}")
@@ -103,8 +103,8 @@ def gpus(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
         if not count and not somewhere and (host.slots is None or host["torch"]["cuda"] is None):
             yield host, Status(GREY, "none: a host for training on CPUs")
         elif not count:
-            what = "no GPU" if host.slots is None else f"no GPU, and {host.slots} slots"
-            yield host, Status(RED, what, "Take it out of the hostfile, or see `nvidia-smi` on it.")
+            state = "no GPU" if host.slots is None else f"no GPU, and {host.slots} slots"
+            yield host, Status(RED, state, "Take it out of the hostfile, or see `nvidia-smi` on it.")
         elif host.slots is not None and count < host.slots:
             fix = f"Write slots={count} in the hostfile, or see `nvidia-smi` on it for the one that is gone."
             yield host, Status(RED, f"{count} x {kinds}, and {host.slots} slots", fix)
@@ -125,8 +125,8 @@ def free(host: Host) -> Status:
         if (gpu["used_mib"] or 0) > BUSY_MIB
     ]
     for process in host["gpus"]["processes"]:
-        who, what = process["user"] or "somebody", f"{process['name']} ({process['pid']})"
-        taken.append(f"{who} runs {what} on GPU {names.get(process['uuid'], '?')}")
+        who, program = process["user"] or "somebody", f"{process['name']} ({process['pid']})"
+        taken.append(f"{who} runs {program} on GPU {names.get(process['uuid'], '?')}")
     if not taken:
         return Status(GREEN, "nobody computes on them")
     shown = "; ".join([*taken[:6], f"and {len(taken) - 6} more"] if len(taken) > 6 else taken)

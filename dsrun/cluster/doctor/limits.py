@@ -1,4 +1,4 @@
-"""What a process may have here: memory, files, processes, and what Slurm gave."""
+"""Is a process allowed enough: memory, files, processes, and the grant of Slurm?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ TITLE = "limits"
 ORDER = 45
 LEAST_FILES = 4096
 """Open files of a process: a data loader's worker passes tensors as files (torch.multiprocessing: file_descriptor)."""
-A_RANK = 64
-"""Threads and processes of a rank at least: data loaders, compilers, torch's own."""
+THREADS_A_RANK = 64
+"""Threads and processes that a rank has at least: data loaders, compilers, torch's own."""
 SOON_MIN = 10
 ULIMIT = "ulimit {letter} {value}; for good in /etc/security/limits.conf: * - {name} {value}"
 
 
 @each("oom", "ram")
 def oom(host: Host) -> Status:
-    """What the kernel has ended for want of memory; its victim says nothing but 'Killed'."""
+    """The kernel ends processes for want of memory; the victim prints nothing but 'Killed'."""
     fact = host["ram"]
     killed = fact.get("oom_kills")
     if killed is None:
@@ -24,9 +24,11 @@ def oom(host: Host) -> Status:
     if not killed:
         return Status(GREEN, "nothing was ended for want of memory")
     where = "this container or job" if fact["limited"] else "the machine"
-    what = f"{killed} processes were ended for want of memory since {where} started"
+    state = f"{killed} processes were ended for want of memory since {where} started"
     return Status(
-        YELLOW, what, "See whose: dmesg | grep -i 'killed process'; ask for more memory, or take fewer ranks."
+        YELLOW,
+        state,
+        "See whose: dmesg | grep -i 'killed process'; ask for more memory, or take fewer ranks.",
     )
 
 
@@ -46,7 +48,7 @@ def processes(host: Host) -> Status:
     """Threads count, too: 'can't start new thread' or 'fork: Resource temporarily unavailable'."""
     limits = [host["limits"]["processes"], host["limits"]["cgroup_processes"]]
     known = [limit for limit in limits if limit is not None]
-    if not known or min(known) >= host.ranks * A_RANK:
+    if not known or min(known) >= host.ranks * THREADS_A_RANK:
         return Status(GREEN, f"{min(known)} allowed" if known else "no limit")
     fix = (
         "docker run --pids-limit -1"
@@ -59,20 +61,20 @@ def processes(host: Host) -> Status:
 @each("slurm", "limits", "clock", "ram")
 def slurm(host: Host) -> Status:
     """Slurm ends a job at its time, and what takes more memory than --mem."""
-    given = host["limits"]["slurm"]
-    if given is None:
+    grant = host["limits"]["slurm"]
+    if grant is None:
         return Status(GREY, "not in a job of Slurm's")
-    parts, colour = [f"job {given['job']}"], GREEN
-    if given["end"] is not None:
-        left = (given["end"] - host["clock"]["time"]) / 60
+    parts, colour = [f"job {grant['job']}"], GREEN
+    if grant["end"] is not None:
+        left = (grant["end"] - host["clock"]["time"]) / 60
         parts.append(f"{left:.0f} minutes left")
         colour = RED if left <= 0 else YELLOW if left < SOON_MIN else colour
     else:
         parts.append("its time is not readable: squeue -j $SLURM_JOB_ID -o %L")
-    if given["node_mib"]:
-        parts.append(f"{given['node_mib'] / 1024:.0f} GiB a node")
-    elif given["cpu_mib"]:
-        parts.append(f"{given['cpu_mib']} MiB a CPU")
+    if grant["node_mib"]:
+        parts.append(f"{grant['node_mib'] / 1024:.0f} GiB a node")
+    elif grant["cpu_mib"]:
+        parts.append(f"{grant['cpu_mib']} MiB a CPU")
     fix = (
         "Ask for more time: --time, or `scontrol update JobId=... TimeLimit=...` where you may."
         if colour != GREEN

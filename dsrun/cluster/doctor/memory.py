@@ -10,13 +10,13 @@ from dsrun.words import GIB, counted, size_text
 TITLE = "memory"
 ORDER = 40
 SHM_A_RANK = 64 * MIB
-"""What a rank's NCCL or DeepSpeed's CPU collective, and the data loader's workers, take of /dev/shm."""
+"""Bytes of /dev/shm for a rank: NCCL or DeepSpeed's CPU collective, and the data loader's workers."""
 CONTAINERS_SHM = 64 * MIB
-"""What docker gives a container that asks for nothing (docker run --shm-size)."""
+"""Docker's default size of /dev/shm in a container (docker run --shm-size)."""
 LEAST_RAM = 2 * GIB
 """Importing torch and DeepSpeed takes about 1 GiB in each rank."""
 LEAST_LOCKED = 64 << 10
-FEW = 4
+MOST_LISTED = 4
 
 
 @each("ram", "ram")
@@ -61,7 +61,7 @@ def _clear(host: Host) -> str:
     """The command that removes the user's own leftovers; the user's number is a part of their names (shm.cpp)."""
     fact = host["shm"]
     remove = f"rm /dev/shm/deepspeed_allreduce_buffer_{int(fact['user'])}_*"
-    if fact["buffers_in_use"] and fact["leftover_count"] <= FEW:
+    if fact["buffers_in_use"] and fact["leftover_count"] <= MOST_LISTED:
         return f"rm {shlex.join(fact['leftovers'])}"
     return f"Once your runs on it have ended: {remove}" if fact["buffers_in_use"] else remove
 

@@ -13,7 +13,8 @@ TITLE = "network"
 ORDER = 70
 SKEW_S = 2.0
 GLOO = "GLOO_SOCKET_IFNAME"
-"""Where it is set it is forwarded to every host; else dsrun's agents set it to what leads to the first host."""
+"""The variable of Gloo's interface. A user's is forwarded to every host; else dsrun's agents set it to the interface
+that leads to the first host."""
 INSIDE = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tailscale", "tun", "podman")
 """Interfaces that lead to no other host of a job."""
 
@@ -30,8 +31,8 @@ def clock(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
         if low - usual[1] > SKEW_S or usual[0] - high > SKEW_S:
             ahead = low > usual[1]
             seconds = low - usual[1] if ahead else usual[0] - high
-            what = f"at least {seconds:.0f} s {'ahead of' if ahead else 'behind'} the others"
-            yield host, Status(YELLOW, what, "timedatectl set-ntp true (or start chrony)")
+            state = f"at least {seconds:.0f} s {'ahead of' if ahead else 'behind'} the others"
+            yield host, Status(YELLOW, state, "timedatectl set-ntp true (or start chrony)")
         else:
             yield host, Status(GREEN, "as the others'")
 
@@ -54,20 +55,20 @@ def port(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """Gloo listens on the address that the host's own name leads to, unless it is told an interface."""
     for host in hosts:
-        name, found = host["hostname"]["name"], host["hostname"]["resolves_to"]
+        name, addresses = host["hostname"]["name"], host["hostname"]["resolves_to"]
         if variable(host, "GLOO_SOCKET_IFNAME"):
             yield host, Status(GREEN, "GLOO_SOCKET_IFNAME is set")
-        elif found and not all(map(is_loopback, found)):
-            yield host, Status(GREEN, f"{name} is {found[0]}")
+        elif addresses and not all(map(is_loopback, addresses)):
+            yield host, Status(GREEN, f"{name} is {addresses[0]}")
         elif way := used(host, hosts):
-            yield host, Status(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
+            yield host, Status(GREEN, f"{_leading(name, addresses)}: Gloo is told to take {way}")
         else:
             fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
-            yield host, Status(YELLOW, _leading(name, found), fix)
+            yield host, Status(YELLOW, _leading(name, addresses), fix)
 
 
-def _leading(name: str, found: Sequence[str]) -> str:
-    return f"its own name, {name}, leads {f'to {found[0]}' if found else 'nowhere'}"
+def _leading(name: str, addresses: Sequence[str]) -> str:
+    return f"its own name, {name}, leads {f'to {addresses[0]}' if addresses else 'nowhere'}"
 
 
 @across("route", "route", "interfaces", several=True)
@@ -84,8 +85,8 @@ def route(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
             yield host, _route(host, own)
 
 
-def _route(host: Host, own: set[str]) -> Status:
-    """own: the first host's addresses; none where it didn't answer."""
+def _route(host: Host, addresses_there: set[str]) -> Status:
+    """The way from a host to the first one. addresses_there: the first one's addresses; none where it didn't answer."""
     fact = host["route"] or {}
     address, name = fact.get("address"), fact.get("master")
     if not address:
@@ -94,13 +95,13 @@ def _route(host: Host, own: set[str]) -> Status:
     if fact.get("fault"):
         return Status(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
     if is_loopback(address):
-        what = f"{name} leads to {address}: back to this host itself"
+        state = f"{name} leads to {address}: back to this host itself"
         fix = f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
-        return Status(YELLOW, what, fix)
-    if own and address not in own:
-        what = f"{name} is {address} here, which is none of that host's own addresses"
-        other = [address for address in sorted(own) if not is_loopback(address)]
-        return Status(YELLOW, what, f"Give --master-addr one of: {', '.join(other[:4])}")
+        return Status(YELLOW, state, fix)
+    if addresses_there and address not in addresses_there:
+        state = f"{name} is {address} here, which is none of that host's own addresses"
+        other = [address for address in sorted(addresses_there) if not is_loopback(address)]
+        return Status(YELLOW, state, f"Give --master-addr one of: {', '.join(other[:4])}")
     return Status(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
 
 
@@ -113,7 +114,7 @@ def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 
 
 def _interface(host: Host, name: str | None) -> Status:
-    """name: the one that leads to the others."""
+    """The status of Gloo's variable and of the interface (name) that leads to the others."""
     wanted = variable(host, GLOO).lstrip("=")
     if wanted and not all(part in host["interfaces"] for part in wanted.split(",") if part):
         there = ", ".join(host["interfaces"])
@@ -128,19 +129,19 @@ def variable(host: Host, name: str) -> str:
 
 
 def used(host: Host, hosts: Sequence[Host]) -> str | None:
-    """The interface by which a host meets the others; of the first host: the one with the address they go to."""
+    """The interface by which a host meets the others; for the first host the one with the address that they use."""
     if not host.first:
-        found = host["route"] or {}
-        name = found.get("interface")
+        way = host["route"] or {}
+        name = way.get("interface")
         return str(name) if name and name != "lo" else None
-    asked = [
+    goals = [
         other["route"]["address"]
         for other in hosts
         if other is not host and (other["route"] or {}).get("address")
     ]
-    if not asked:
+    if not goals:
         return None
-    address = commonest(asked)
+    address = commonest(goals)
     return next((name for name, own in host["interfaces"].items() if address in own and name != "lo"), None)
 
 
@@ -154,5 +155,5 @@ def addressed(host: Host) -> list[str]:
 
 
 def leading_out(host: Host) -> list[str]:
-    """Those that may lead to other hosts."""
+    """Interfaces that may lead to other hosts."""
     return [name for name in addressed(host) if not name.startswith(INSIDE)]

@@ -30,7 +30,7 @@ def python(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
             fix = f"Make the same environment at {missing} there, or put it in a folder that all hosts share."
             yield host, Status(RED, f"no {missing}", fix)
         elif host.python_minor != usual:
-            what = f"Python {host['python']['version']}, the others have {usual}"
-            yield host, Status(RED, what, f"Make its environment again with Python {usual}.")
+            state = f"Python {host['python']['version']}, the others have {usual}"
+            yield host, Status(RED, state, f"Make its environment again with Python {usual}.")
         else:
             yield host, Status(GREEN, f"Python {host['python']['version']}")

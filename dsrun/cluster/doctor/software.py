@@ -13,9 +13,9 @@ ORDER = 20
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "dsrun")
 NEEDED = ("torch", "deepspeed")
 OTHERS = tuple(name for name in versions.PACKAGES if name not in PACKAGES)
-"""Not every job imports these."""
-MOST = 3
-"""Combinations that are told in full."""
+"""Packages that not every job imports."""
+MOST_TOLD = 3
+"""Combinations that are described in full."""
 
 
 @across("packages", "packages")
@@ -41,7 +41,7 @@ def packages(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 
 
 def _odd_others(host: Host, hosts: Sequence[Host]) -> dict[str, str]:
-    """Those of OTHERS that a host has in another version than most, with that version."""
+    """The packages of OTHERS that a host has in another version than most hosts, with that version."""
     usual = {name: _usual(hosts, name) for name in OTHERS}
     has = host["packages"]
     return {name: most for name, most in usual.items() if most and has.get(name) not in (None, most)}
@@ -53,24 +53,24 @@ def together(host: Host) -> Status:
     has = {name: text for name, text in host["packages"].items() if isinstance(text, str)}
     kernel = {versions.LINUX: str(host["hostname"].get("kernel", ""))}
     like = versions.Circumstances(gpus=bool(host.gpus), several_ranks=host.ranks > 1)
-    found = [
+    matches = [
         match
         for match in versions.judge({**has, **kernel}, like)
         if match.combination.cured_by_versions and match.combination.severity != versions.NOTE
     ]
-    if not found:
+    if not matches:
         return Status(GREEN, "no combination that is known to be bad") if has else Status(GREY, "no packages")
-    what = "; ".join(map(str, found[:MOST]))
-    more = [match.combination.name for match in found[MOST:]]
-    what += f"; and {', '.join(more)} (dsrun explain NAME)" if more else ""
-    fix = " ".join(dict.fromkeys(match.combination.do for match in found[:MOST]))
-    return Status(RED if found[0].severity == versions.ERROR else YELLOW, what, fix)
+    state = "; ".join(map(str, matches[:MOST_TOLD]))
+    more = [match.combination.name for match in matches[MOST_TOLD:]]
+    state += f"; and {', '.join(more)} (dsrun explain NAME)" if more else ""
+    fix = " ".join(dict.fromkeys(match.combination.do for match in matches[:MOST_TOLD]))
+    return Status(RED if matches[0].severity == versions.ERROR else YELLOW, state, fix)
 
 
 def _usual(hosts: Sequence[Host], name: str) -> str | None:
-    """The version that most of those have that have one."""
-    found = [str(host["packages"][name]) for host in hosts if host["packages"].get(name)]
-    return commonest(found) if found else None
+    """The version that most of the hosts with the package have."""
+    versions_there = [str(host["packages"][name]) for host in hosts if host["packages"].get(name)]
+    return commonest(versions_there) if versions_there else None
 
 
 def _install(wanted: Mapping[str, str | None]) -> str:

@@ -1,8 +1,8 @@
 """One way of writing down how a model is divided, from another: DeepSpeed's config, accelerate's YAML, FSDP's.
 
-What ZeRO and FSDP call the same thing is accelerate's own table (docs, "Moving between FSDP and DeepSpeed"), and what
-becomes of FSDP1's keys in FSDP2 its to-fsdp2 (accelerate/commands/to_fsdp2.py). What has no word on the other side is
-told, and left out.
+The names that ZeRO and FSDP have for the same thing are from accelerate's own table (docs, "Moving between FSDP and
+DeepSpeed"), and those of FSDP1's keys in FSDP2 from its to-fsdp2 (accelerate/commands/to_fsdp2.py). A key without a
+name on the other side is left out, and reported.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dsrun.config.rules.frame import AUTOS
 from dsrun.config.validation.sources import ConfigText
 from dsrun.errors import DsrunError
 from dsrun.files import read_json_object
-from dsrun.options.groups import FORMS
+from dsrun.options.table import FORMS
 from dsrun.words import listed
 
 DEEPSPEED, ACCELERATE, FSDP = FORMS
 STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 """FSDP's strategies as stages of ZeRO. The hybrid ones are ZeRO++'s hpZ at most, which keeps the optimizer divided."""
-KEPT = (
+SAME_KEYS = (
     "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params", "fsdp_state_dict_type",
     "fsdp_cpu_ram_efficient_loading", "fsdp_offload_params", "fsdp_activation_checkpointing", "fsdp_ignored_modules",
 )  # fmt: skip
-"""What FSDP2 takes as FSDP1 does."""
-UNDERSTOOD = (
+"""Keys that FSDP2 takes as FSDP1 does."""
+CONVERTED = (
     "zero_optimization.stage", "zero_optimization.offload_param", "zero_optimization.offload_optimizer",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save", "bf16", "fp16",
 )  # fmt: skip
@@ -42,7 +42,7 @@ UNDERSTOOD = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """What came of a file. dropped: what it says, and the result doesn't."""
+    """The text of the other form. dropped: keys of the file that have no place in it."""
 
     text: str
     dropped: tuple[str, ...] = ()
@@ -138,8 +138,13 @@ def _zero_of(launch: LaunchConfig, name: str) -> Conversion:
         **dict.fromkeys(AUTOS, "auto"), "zero_optimization": zero,
         "bf16": {"enabled": launch.precision == "bf16"}, "fp16": {"enabled": launch.precision == "fp16"},
     }  # fmt: skip
-    said = ("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_offload_params")
-    dropped = [f"{known.FSDP_SECTION}.{key}" for key in launch.fsdp if key not in said]
+    converted = (
+        "fsdp_version",
+        "fsdp_reshard_after_forward",
+        "fsdp_sharding_strategy",
+        "fsdp_offload_params",
+    )
+    dropped = [f"{known.FSDP_SECTION}.{key}" for key in launch.fsdp if key not in converted]
     return Conversion(render_json(config), tuple(dropped))
 
 
@@ -157,9 +162,9 @@ def _second_of(launch: LaunchConfig, name: str) -> Conversion:
         )
     reshard = strategy in ("FULL_SHARD", "1")
     section = {"fsdp_version": 2, "fsdp_reshard_after_forward": reshard}
-    section |= {key: value for key, value in launch.fsdp.items() if key in KEPT}
+    section |= {key: value for key, value in launch.fsdp.items() if key in SAME_KEYS}
     replaced = ("fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward")
-    dropped = [key for key in launch.fsdp if key not in (*KEPT, *replaced)]
+    dropped = [key for key in launch.fsdp if key not in (*SAME_KEYS, *replaced)]
     return Conversion(
         launch_text({**launch.given, known.FSDP_SECTION: section}),
         tuple(f"{known.FSDP_SECTION}.{key}" for key in dropped),
@@ -192,6 +197,6 @@ def _fsdp_of(config: Mapping[str, Any], options: Options) -> Conversion:
     launch |= {"mixed_precision": on} if on else {}
     dropped = [
         path for path, value in tree.leaves(config)
-        if value != "auto" and not any(tree.under(path, one) for one in UNDERSTOOD)
+        if value != "auto" and not any(tree.under(path, section) for section in CONVERTED)
     ]  # fmt: skip
     return Conversion(launch_text(launch), tuple(dropped))

@@ -61,16 +61,16 @@ def validate(
         if by_trainer:
             # TrainingArguments decide the precision, before accelerate writes mixed_precision into the config.
             config = {key: value for key, value in config.items() if key not in ("bf16", "fp16")}
-        return [_judged(document, launch.given, config, around, selection, own=True)]
-    found, path = find(launch.file, source.path)
-    given = {**launch.given, **({REFERENCED: found} if found else {})}
+        return [_judged(document, launch.given, config, around, selection, builds=True)]
+    fault, path = find(launch.file, source.path)
+    given = {**launch.given, **({REFERENCED: fault} if fault else {})}
     theirs = [_referenced(path, around, selection)] if path else []
     config = theirs[0].document.value if theirs and theirs[0].document else {}
     return [_judged(document, given, config, around, selection), *theirs]
 
 
 def _around(launch: LaunchConfig, setting: Setting) -> Setting:
-    """The setting with what the YAML says of the job."""
+    """The setting with the YAML's facts about the job."""
     return replace(
         setting,
         world_size=setting.world_size or launch.world_size,
@@ -85,33 +85,33 @@ def _judged(
     setting: Setting,
     selection: RuleSelection,
     *,
-    own: bool = False,
+    builds: bool = False,
 ) -> ValidationResult:
-    """The result on the YAML. own: whether accelerate builds the config from it, which is then judged with it.
+    """The result on the YAML. builds: whether accelerate builds the config from it, which is then judged with it.
 
     The config's findings name the YAML's paths, and notes are left out where it has no key to say it.
     """
     ours = {IGNORE: options[IGNORE]} if IGNORE in (options := LaunchConfig(given).options) else {}
     issues = tuple(replace(issue, path=HERE + issue.path) for issue in document.issues)
     # The value is what DeepSpeed gets, the text and its places are the YAML's.
-    asked = replace(document, value={**config, **ours}, issues=issues)
-    result = validation.validate_document(asked, replace(setting, launch=given), selection, _in_file)
-    kept = []
+    read = replace(document, value={**config, **ours}, issues=issues)
+    result = validation.validate_document(read, replace(setting, launch=given), selection, _in_file)
+    shown = []
     for located in result.findings:
         finding = replace(located.finding, fix=None)
         here = finding.path.startswith(HERE)
-        if own:
+        if builds:
             here |= finding.severity != "note" or finding.path in PATHS
             texts = (finding.message, finding.suggestion)
             message, suggestion = (SPOKEN.sub(lambda path: PATHS[path[0]], text) for text in texts)
             finding = replace(finding, message=message, suggestion=suggestion)
         if here:
-            kept.append(replace(located, finding=finding))
-    return replace(result, findings=tuple(kept))
+            shown.append(replace(located, finding=finding))
+    return replace(result, findings=tuple(shown))
 
 
 def _in_file(path: str) -> str:
-    """For the path of a finding the one in the YAML: after "launch." as it is, others as PATHS has it."""
+    """The path in the YAML for the path of a finding: after "launch." as it is, others as in PATHS."""
     if path.startswith(HERE):
         return path.removeprefix(HERE)
     while path and path not in PATHS:
@@ -120,7 +120,7 @@ def _in_file(path: str) -> str:
 
 
 def find(name: str, beside: Path | None) -> tuple[str | None, Path | None]:
-    """Why deepspeed_config_file isn't found as accelerate would (None: it is), and where it is."""
+    """The reason that accelerate wouldn't find deepspeed_config_file (None: it would), and its path."""
     here = Path(name)
     if _is_file(here):
         return None, here

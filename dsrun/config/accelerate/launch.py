@@ -1,4 +1,4 @@
-"""What `accelerate launch --config_file` makes of its YAML: which keys it may have, and the ds_config that it comes to.
+"""The YAML of `accelerate launch --config_file`: the keys that it may have, and the ds_config that is built of it.
 
 Read in accelerate 1.15: commands/config/config_args.py (the file's keys), commands/launch.py and utils/launch.py
 (which hand each on to the training processes in a variable, as a text), and DeepSpeedPlugin in utils/dataclasses.py
@@ -17,7 +17,7 @@ FILE = "deepspeed_config_file"
 DEEPSPEED, FSDP = "DEEPSPEED", "FSDP"
 FSDP_SECTION, PARALLELISM, DYNAMO = "fsdp_config", "parallelism_config", "dynamo_config"
 REFERENCED = "_referenced"
-"""A key of dsrun's own beside those of the YAML: why deepspeed_config_file isn't found as accelerate would."""
+"""A key of dsrun's own beside those of the YAML: the reason that accelerate wouldn't find deepspeed_config_file."""
 MISSING, BESIDE, INLINE = "missing", "beside", "inline"
 
 TYPES = (
@@ -46,14 +46,14 @@ PLUGIN = (
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model",
     "offload_optimizer_device", "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
 )  # fmt: skip
-"""What a DeepSpeed config file can set, too (_deepspeed_config_checks)."""
+"""Options that a DeepSpeed config file can set, too (_deepspeed_config_checks)."""
 OPTIONS = (
     *(*PLUGIN, FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher"),
     *("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
 )
 """The DeepSpeed arguments of accelerate launch."""
 ARGUMENTS = (*KEYS, "num_cpu_threads_per_process")
-"""Its other arguments, which count in deepspeed_config as well."""
+"""The other arguments of accelerate launch, which count in deepspeed_config as well."""
 
 FSDP_DEFAULTS: Mapping[str, Any] = {
     "fsdp_version": "1", "fsdp_sharding_strategy": "FULL_SHARD", "fsdp_reshard_after_forward": "true",
@@ -63,7 +63,7 @@ FSDP_DEFAULTS: Mapping[str, Any] = {
     "fsdp_sync_module_states": "true", "fsdp_activation_checkpointing": "false",
     "fsdp_activation_checkpointing_offload": "false", "fsdp_ignored_modules": None,
 }  # fmt: skip
-"""What fsdp_config may hold, and what accelerate launch takes where it doesn't."""
+"""The keys of fsdp_config, and the values that accelerate launch takes where they are left out."""
 PARALLELISM_DEFAULTS: Mapping[str, Any] = {
     "parallelism_config_dp_replicate_size": 1, "parallelism_config_dp_shard_size": 1, "parallelism_config_tp_size": 1,
     "parallelism_config_cp_size": 1, "parallelism_config_cp_backend": "torch",
@@ -78,7 +78,7 @@ DYNAMO_DEFAULTS: Mapping[str, Any] = {
 
 STANDARD = "standard"
 LAUNCHERS = ("pdsh", "openmpi", "mvapich", "mpich", "nossh", "slurm", "impi")
-"""Those that need a hostfile: DeepSpeed's own (launcher/runner.py)."""
+"""Launchers that need a hostfile: DeepSpeed's own (launcher/runner.py)."""
 
 PATHS = {
     "gradient_accumulation_steps": f"{SECTION}.gradient_accumulation_steps",
@@ -97,7 +97,7 @@ PATHS = {
     "fp16": "mixed_precision",
     "fp16.enabled": "mixed_precision",
 }
-"""For each path of the ds_config the one of the YAML that says it; the last of several is the exact one."""
+"""A path of the ds_config -> the YAML's path that says the same; of several for one of the YAML the last is exact."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class LaunchConfig:
 
     def section(self, name: str, prefix: str) -> dict[str, Any]:
         """A section whose keys may lack their prefix, with it (_validate_launch_command in commands/launch.py)."""
-        found = self.given.get(name)
-        keys = found if isinstance(found, Mapping) else {}
+        section = self.given.get(name)
+        keys = section if isinstance(section, Mapping) else {}
         return {key if key.startswith(prefix) else f"{prefix}_{key}": value for key, value in keys.items()}
 
     @cached_property
@@ -153,12 +153,12 @@ class LaunchConfig:
         """
         if self.file is None:
             return []
-        found = [f"{SECTION}.{key}" for key in self.options if key.lower() in (*PLUGIN, "mixed_precision")]
+        keys = [f"{SECTION}.{key}" for key in self.options if key.lower() in (*PLUGIN, "mixed_precision")]
         if self.given.get("mixed_precision") is not None:
-            found.append("mixed_precision")
+            keys.append("mixed_precision")
         elif self.given.get("fp16") and "mixed_precision" not in self.given:
-            found.append("fp16")
-        return found
+            keys.append("fp16")
+        return keys
 
     def text(self, key: str) -> str | None:
         """An option as the variable has it; None where it isn't set."""
@@ -166,7 +166,7 @@ class LaunchConfig:
         return None if value is None else str(value)
 
     def word(self, key: str) -> str | None:
-        """The same of those that are put in small letters."""
+        """An option as the variable has it, in small letters."""
         text = self.text(key)
         return None if text is None else text.lower()
 
@@ -192,7 +192,7 @@ class LaunchConfig:
 
     @property
     def world_size(self) -> int | None:
-        """What the engine counts: each machine starts as many as the others."""
+        """The processes that the engine counts: each machine starts as many as the others."""
         if self.processes is None or self.filtered:
             return None
         return self.processes // self.machines * self.machines or None
@@ -213,8 +213,8 @@ class LaunchConfig:
     def config(self) -> dict[str, Any]:
         """The ds_config that DeepSpeedPlugin builds where no file is named (__post_init__, set_mixed_precision).
 
-        But for a clipping of 0 and paths for NVMe, which it drops: DS690 and DS686 say so, and the others judge
-        what was asked for.
+        It drops a clipping of 0 and paths for NVMe. Here they stay: DS690 and DS686 report that, and other rules
+        judge the values that were written.
         """
         steps = whole(self.text("gradient_accumulation_steps"))
         config: dict[str, Any] = {
@@ -242,9 +242,9 @@ class LaunchConfig:
         value = number(self.word("gradient_clipping") or "auto")
         return "auto" if value is None else value
 
-    def offload(self, what: str) -> dict[str, Any]:
-        device = self.word(f"offload_{what}_device") or "none"
-        path = self.text(f"offload_{what}_nvme_path") or "/nvme"
+    def offload(self, part: str) -> dict[str, Any]:
+        device = self.word(f"offload_{part}_device") or "none"
+        path = self.text(f"offload_{part}_nvme_path") or "/nvme"
         return {"device": device, "nvme_path": path if device == "nvme" else None}
 
 

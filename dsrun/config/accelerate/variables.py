@@ -1,6 +1,6 @@
 """The variables that `accelerate launch` gives the ranks of a launch config, so that any launcher can start them.
 
-As prepare_deepspeed_cmd_env, prepare_multi_gpu_env and prepare_simple_launcher_cmd_env make them
+They are made as in prepare_deepspeed_cmd_env, prepare_multi_gpu_env and prepare_simple_launcher_cmd_env
 (accelerate/utils/launch.py, 1.15). Devices, processes and machines aren't among them: they are the launcher's.
 """
 
@@ -14,7 +14,7 @@ from dsrun.config.accelerate.launch import LaunchConfig
 ON_CPU = "ACCELERATE_USE_CPU"
 CONFIG_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 STARTED = (known.DEEPSPEED, known.FSDP, "MULTI_GPU", "MULTI_CPU", "NO")
-"""The kinds of distributed training that ranks of torch need nothing but variables for."""
+"""The kinds of distributed training for which torch's ranks need nothing but variables."""
 LOWERED = (
     "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device",
     "gradient_clipping",
@@ -39,29 +39,27 @@ AS_WRITTEN = frozenset({
     "fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params", "fsdp_auto_wrap_policy",
     "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch", "fsdp_state_dict_type", "fsdp_ignored_modules",
 })  # fmt: skip
-"""Others are put in small letters."""
+"""Keys whose values are passed on as written; others are put in small letters."""
 
 
 def variables(launch: LaunchConfig) -> dict[str, str]:
-    """The variables, by name; of a kind in STARTED."""
-    found = {"ACCELERATE_MIXED_PRECISION": launch.precision}
+    """The variables by name, for a kind of training in STARTED."""
+    values = {"ACCELERATE_MIXED_PRECISION": launch.precision}
     if launch.given.get("debug"):
-        found["ACCELERATE_DEBUG_MODE"] = "true"
-    if launch.given.get(
-        "enable_cpu_affinity"
-    ):  # accelerate launch itself takes it from its command line only
-        found["ACCELERATE_CPU_AFFINITY"] = "1"
+        values["ACCELERATE_DEBUG_MODE"] = "true"
+    if launch.given.get("enable_cpu_affinity"):  # by accelerate launch from its command line only
+        values["ACCELERATE_CPU_AFFINITY"] = "1"
     if launch.by_deepspeed:
-        found.update(_deepspeed(launch))
+        values.update(_deepspeed(launch))
     else:
-        found.update(_dynamo(launch))
+        values.update(_dynamo(launch))
     if launch.by_fsdp:
-        found.update(_fsdp(launch))
+        values.update(_fsdp(launch))
     if launch.kind in ("MULTI_CPU", "NO"):
-        found[ON_CPU] = str(bool(launch.given.get("use_cpu")) or launch.kind == "MULTI_CPU")
+        values[ON_CPU] = str(bool(launch.given.get("use_cpu")) or launch.kind == "MULTI_CPU")
     elif launch.given.get(known.PARALLELISM):
-        found.update(_parallelism(launch))
-    return found
+        values.update(_parallelism(launch))
+    return values
 
 
 def _deepspeed(launch: LaunchConfig) -> Iterator[tuple[str, str]]:
@@ -85,7 +83,7 @@ def _parallelism(launch: LaunchConfig) -> Iterator[tuple[str, str]]:
     values = {**known.PARALLELISM_DEFAULTS, **launch.given[known.PARALLELISM]}
     yield "ACCELERATE_USE_PARALLELISM_CONFIG", "true"
     for key in known.PARALLELISM_DEFAULTS:
-        whose = next((one for one in ("cp", "sp") if f"_{one}_" in key), "")
+        whose = next((kind for kind in ("cp", "sp") if f"_{kind}_" in key), "")
         plain = key.endswith(("_size", "_backend"))
         if plain or known.whole(values[f"parallelism_config_{whose}_size"]) != 1:
             yield key.upper(), str(values[key])

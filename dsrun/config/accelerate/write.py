@@ -19,7 +19,7 @@ from dsrun.config.schemas.schema import AUTO
 from dsrun.errors import DsrunError
 
 PORT = 29500
-"""accelerate's own (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""
+"""accelerate's own port (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""
 HEADER = "# accelerate launch --config_file {0} SCRIPT, or: dsrun launch --accelerate {0} SCRIPT\n"
 EACH = "# accelerate launch is started on each machine, with --machine_rank N --main_process_ip FIRST.\n"
 PRECISION = "# Accelerator(mixed_precision=...) says the precision, else fp32; --precision writes it down.\n"
@@ -40,14 +40,14 @@ def for_deepspeed(config: Mapping[str, Any], file: Path, name: Path, options: Op
 
 
 def for_fsdp(chosen: FsdpPreset, name: Path | None, options: Options, version: int) -> str:
-    """The YAML that trains with FSDP as a preset does. name: what it is to be called, where that is known."""
+    """The YAML that trains with FSDP as a preset does. name: the name of its file, where that is known."""
     precise = "" if options.precision is not None else PRECISION
     launch = fsdp_launch(chosen, options, version)
     return precise + _text({**launch, **_machines(options)}, name or Path("accelerate.yaml"), options)
 
 
 def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str, Any]:
-    """What of it is FSDP's. Raises DsrunError where the version can't do it."""
+    """The part of the YAML that is about FSDP. Raises DsrunError where the version can't do it."""
     whole = options.world_size
     shard = chosen.shard_ranks(options.world_size, options.gpus, "shard_over")
     if version == 1 and shard not in (whole, options.gpus):
@@ -65,7 +65,7 @@ def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str,
 
 
 def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:
-    """The same as TrainingArguments. Raises DsrunError where they can't say it in a file."""
+    """The same as TrainingArguments. Raises DsrunError where a file of these can't hold it."""
     if chosen.shard_ranks(options.world_size, options.gpus, "shard_over") != options.world_size:
         what = "copies of the model across hosts are a ParallelismConfig in TrainingArguments, which no file holds"
         raise DsrunError(what, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
@@ -86,7 +86,7 @@ def _second(chosen: FsdpPreset) -> dict[str, Any]:
 
 
 def _first(chosen: FsdpPreset, *, hybrid: bool) -> dict[str, Any]:
-    """The same of version 1, whose HYBRID_SHARD makes copies of the model for each host."""
+    """The section of version 1, whose HYBRID_SHARD makes copies of the model for each host."""
     return {
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_sharding_strategy": "HYBRID_SHARD" if hybrid else "FULL_SHARD",

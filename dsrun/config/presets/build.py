@@ -13,12 +13,12 @@ from dsrun.config.presets.sources import SCHEDULER, Sources, drawn, gather, rais
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import ModelInfo
 from dsrun.config.rules.running.batch import TOTAL
-from dsrun.options.table import Source
+from dsrun.options.layers import Source
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
 
 BY_HAND = tuple(source.words for source in (Source.COMMAND_LINE, Source.ENVIRONMENT, Source.RUN_FILE))
-"""Origins of what the user says, whose being without effect is worth a word."""
+"""Origins of values that the user gives: where such a value has no effect, a finding says so."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _setting(given: Options) -> Setting:
 
 
 def _without_effect(config: Mapping[str, Any], sources: Sources, options: Options) -> Iterator[Finding]:
-    """What the user or a preset gave and the config doesn't show."""
+    """Findings of values that the user or a preset gave and the config doesn't have."""
     if sources.left_out is not None:
         origin = options.origins.get("lr_schedule", "")
         yield Finding(SCHEDULER, f"left out: --lr-schedule decides ({origin})", "", severity="note")

@@ -1,4 +1,4 @@
-"""Where each value of a ds_config came from and what it does."""
+"""Explanations of a ds_config: the origin and the effect of each value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ExplainedKey:
     path: str
     value: Any
     origin: str
-    """Which preset, template or option gave the value."""
+    """The preset, template or option that gave the value."""
     default: Any
-    """DeepSpeed's own; None also where it has none."""
+    """DeepSpeed's own default; None also where it has none."""
     has_default: bool
     does: str
 

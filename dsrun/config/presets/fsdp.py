@@ -1,4 +1,4 @@
-"""Presets of FSDP's: a table [fsdp] in place of DeepSpeed's keys, and what it comes to."""
+"""Presets for FSDP: a table [fsdp] in place of DeepSpeed's keys."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
 
 JOB, HOST = "job", "host"
-"""What shard_over may name beside a number of ranks: all ranks of the job; those of each host."""
+"""Words that shard_over takes beside a number of ranks: all ranks of the job; the ranks of each host."""
 OPTIMIZER = "optimizer"
 """The table of the optimizer's parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpPreset:
-    """What an FSDP preset decides. Batch, clipping, precision, learning rate and optimizer are the job's options."""
+    """The decisions of an FSDP preset. Batch, clipping, precision, learning rate and optimizer are the job's own."""
 
     shard_over: str | int = JOB
-    """Which ranks share one copy of the model: JOB, HOST, or that many neighbours."""
+    """The ranks that share one copy of the model: JOB, HOST, or a number of neighbours."""
     offload: bool = False
     """Weights, gradients and optimizer states are in host memory, and optimizers step there."""
     whole_gradients: bool = False
@@ -29,17 +29,17 @@ class FsdpPreset:
     """Parameters of the optimizer's class, but for the learning rate."""
 
     def shard_ranks(self, ranks: int, on_a_host: int, where: str) -> int:
-        """Of a job's ranks those that share one copy of the model. Raises DsrunError where they don't divide them."""
-        found = int({JOB: ranks, HOST: on_a_host}.get(str(self.shard_over), self.shard_over))
-        if ranks % found:
-            what = f"divides the model over {found} ranks, which doesn't divide the job's {ranks}"
-            near = max(size for size in range(1, min(found, ranks) + 1) if ranks % size == 0)
+        """The number of ranks that share one copy of the model. Raises DsrunError where it doesn't divide the job's."""
+        shard = int({JOB: ranks, HOST: on_a_host}.get(str(self.shard_over), self.shard_over))
+        if ranks % shard:
+            what = f"divides the model over {shard} ranks, which doesn't divide the job's {ranks}"
+            near = max(size for size in range(1, min(shard, ranks) + 1) if ranks % size == 0)
             raise DsrunError(what, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
-        return found
+        return shard
 
 
 def problems(table: Any, label: str) -> Iterator[Problem]:
-    """What is wrong with a file's [fsdp]. label: the file."""
+    """Problems of a file's [fsdp]. label: the file."""
     if not isinstance(table, dict):
         yield Problem("fsdp is not a table", label, '[fsdp], with shard_over = "job", for one.')
         return

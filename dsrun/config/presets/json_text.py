@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.config.schemas import schema
 
-# What a reader looks for first; the rest follows the schema, which follows DeepSpeed.
+# Keys that a reader looks for first; the others follow the schema, which follows DeepSpeed.
 FIRST = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
     "optimizer", "scheduler", "fp16", "bf16", "zero_optimization",

@@ -1,4 +1,4 @@
-"""What a user decides about a config, and where each decision ends up in it."""
+"""A user's decisions about a config, and the key of each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dsrun.options.groups import OverrideOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import OverrideOptions
 
 SET = "--set"
 """The option whose texts hold whatever a preset or a template says."""
@@ -25,10 +25,10 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What a user decides about a config. None leaves a value to the preset."""
+    """A user's decisions about a config. None leaves a value to the preset."""
 
     gpus: int = 1
-    """Per node."""
+    """GPUs of each node."""
     nodes: int = 1
     precision: str | None = None
     """fp16, bf16 or fp32."""
@@ -48,7 +48,7 @@ class Options:
     own_schedule: bool = False
     """The job sets the learning rate itself, so that a scheduler section is left out."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where these values came from, by field; the option itself unless it stands here."""
+    """The values' origins by field; a field that isn't here has its option as origin."""
 
     group: int = 1
     """Ranks that work on the same examples (--tp, --sp)."""
@@ -59,7 +59,7 @@ class Options:
 
 
 def with_environment(options: Options) -> tuple[Options, str]:
-    """The options with $DSRUN_NVME_PATH filled in, and where nvme_path came from."""
+    """The options with $DSRUN_NVME_PATH filled in, and the origin of nvme_path."""
     if options.nvme_path is None and (folder := NVME.in_environment(os.environ)):
         return replace(options, nvme_path=folder), f"environment {NVME_VARIABLE}"
     return options, "--nvme-path"

@@ -42,35 +42,35 @@ def parse_one(text: str, target: str) -> tuple[str, Any]:
     known = schema.load()
     if advice := known.removed(path):
         raise DsrunError("was removed from DeepSpeed", where=where, hint=advice)
-    found = known.node(path)
-    if found is None:
+    node = known.node(path)
+    if node is None:
         raise DsrunError(
             "unknown key: DeepSpeed has none of this name", where=where, hint=guess(known, path).advice
         )
-    return known.canonical(path), typed(raw.strip(), found, target, where)
+    return known.canonical(path), typed(raw.strip(), node, target, where)
 
 
-def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
+def typed(raw: str, node: schema.Node, target: str, where: str) -> Any:
     """The value that `raw` means at a node. Raises DsrunError for a wrong one, with what would be right."""
-    takes = schema.types(found)
-    if raw == schema.AUTO and (found.get("x-auto") or target in schema.FILLING):
-        return _auto(found, target, where)
-    value = schema.as_whole(_json(raw, where), found)
+    takes = schema.types(node)
+    if raw == schema.AUTO and (node.get("x-auto") or target in schema.FILLING):
+        return _auto(node, target, where)
+    value = schema.as_whole(_json(raw, where), node)
     if not fits({"type": [*takes]}, value):
         # 5 for a job name, or a text without quotes: the schema knows that it is a text.
         value = raw if "string" in takes else value
     # The check of the whole config reports what is wrong inside a section, with its own path.
-    if fits(found, value) or isinstance(value, dict):
+    if fits(node, value) or isinstance(value, dict):
         return value
-    raise _refused(raw, found, where)
+    raise _refused(raw, node, where)
 
 
-def _auto(found: schema.Node, target: str, where: str) -> str:
+def _auto(node: schema.Node, target: str, where: str) -> str:
     filling = target in schema.FILLING
-    if found.get("x-auto") and filling:
+    if node.get("x-auto") and filling:
         return schema.AUTO
     who = f"{READERS[target]} doesn't fill it in here" if filling else "DeepSpeed fills in nothing"
-    advice = f"Write {schema.expected(found)}"
+    advice = f"Write {schema.expected(node)}"
     hint = f"{advice}." if filling else f"{advice}, or --for hf where HF Trainer reads the config."
     raise DsrunError(f'can\'t be "auto": {who}', where=where, hint=hint)
 
@@ -90,8 +90,8 @@ def _json(raw: str, where: str) -> Any:
         return raw
 
 
-def _refused(raw: str, found: schema.Node, where: str) -> DsrunError:
-    hint = f"It takes {schema.expected(found)}."
+def _refused(raw: str, node: schema.Node, where: str) -> DsrunError:
+    hint = f"It takes {schema.expected(node)}."
     lowered = raw.lower()
     if lowered in ("true", "false", "null") and raw != lowered and lowered[0] in "tfn":
         hint += f" In small letters: {lowered}."

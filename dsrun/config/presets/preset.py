@@ -30,7 +30,7 @@ REQUIRABLE = ("nvme_path",)
 
 
 def second_copy_notes(ds_config: Mapping[str, Any], ranks: int) -> list[str]:
-    """That a second copy of the weights (ZeRO++'s hpZ), which a config speaks of, saves no gathers here."""
+    """A note where the second copy of the weights (ZeRO++'s hpZ) that a config asks for saves no gathers."""
     size = tree.get(ds_config, SECOND_COPY)
     if tree.get(ds_config, "zero_optimization.stage") != 3 or not isinstance(size, int):
         return []
@@ -47,7 +47,7 @@ def second_copy_notes(ds_config: Mapping[str, Any], ranks: int) -> list[str]:
 
 @dataclass(frozen=True)
 class PresetFile:
-    """One file of a chain, as it stands. `label` is how messages and --explain call it."""
+    """One file of a chain, as it stands. `label` is its name in messages and in --explain."""
 
     path: Path
     label: str
@@ -83,7 +83,7 @@ class Preset:
 
     @property
     def fsdp(self) -> fsdp.FsdpPreset | None:
-        """What it says of FSDP; None where DeepSpeed is the engine."""
+        """The [fsdp] of its files; None where DeepSpeed is the engine."""
         tables = [file.fsdp for file in self.chain if file.fsdp is not None]
         merged: dict[str, Any] = {}
         for table in tables:
@@ -92,12 +92,12 @@ class Preset:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The options of finetune's that its files say."""
+        """The [defaults] of its files: options of finetune."""
         return {name: value for file in self.chain for name, value in file.defaults.items()}
 
     @property
     def for_hosts(self) -> bool:
-        """Whether it says something of each host's ranks, so that on one host it is the preset that it extends."""
+        """Whether it depends on each host's ranks, so that on one host it is the preset that it extends."""
         return bool(tree.get(self.merged("deepspeed")[0], SECOND_COPY) == fsdp.HOST)
 
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -111,6 +111,7 @@ class Preset:
         config: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for file in self.chain:
+            # accelerate gets of [hf] only what stands outside of sections.
             filled = {
                 key: value for key, value in file.hf.items() if target == "hf" or not isinstance(value, dict)
             }
@@ -133,15 +134,15 @@ def names() -> list[str]:
 def read(path: Path) -> PresetFile:
     """One preset file. Raises DsrunError with every problem of the file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # which reading it says
         return _read(path, None)
-    return _read(path, (found.st_mtime_ns, found.st_size))
+    return _read(path, (status.st_mtime_ns, status.st_size))
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path, _state: tuple[int, int] | None) -> PresetFile:
-    """The file as it stands now: a plan asks for each several times, and most extend the same one."""
+    """The file in its present state: a plan asks for each several times, and most extend the same one."""
     data = catalog.read_toml(path)
     label = _label(path)
     problems = list(_problems(data, label))
@@ -185,32 +186,35 @@ def load(name: str) -> Preset:
 
 
 def _base_path(base: str, file: PresetFile) -> Path:
-    """Where `extends = base` leads: a file beside this one, or the nearest preset of that name.
+    """The file that `extends = base` names: one beside this file, or the nearest preset of that name.
 
-    A lab's zero2.toml that extends "zero2" means the one behind it.
+    A lab's zero2.toml that extends "zero2" means the next one behind it, so that a lab can change a shipped preset
+    under its own name.
     """
     if is_path(base):
         path = file.path.parent / Path(base).expanduser()
         if not path.is_file():
             raise DsrunError(f"no such file: {path}", where=f"{file.label}: extends")
         return path
-    found = [path for folder in catalog.folders("presets") if (path := folder / f"{base}.toml").is_file()]
-    if file.path.stem == base and any(_same(path, file.path) for path in found[:-1]):
-        own = next(index for index, path in enumerate(found) if _same(path, file.path))
-        return found[own + 1]
-    if not found:
+    candidates = [
+        path for folder in catalog.folders("presets") if (path := folder / f"{base}.toml").is_file()
+    ]
+    if file.path.stem == base and any(_same(path, file.path) for path in candidates[:-1]):
+        position = next(index for index, path in enumerate(candidates) if _same(path, file.path))
+        return candidates[position + 1]
+    if not candidates:
         hint = catalog.suggestion(base, names(), f"See them all: {COMMAND}")
         raise DsrunError(f"unknown preset {base!r}", where=f"{file.label}: extends", hint=hint)
-    return found[0]
+    return candidates[0]
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one == other or _real(one) == _real(other)
+def _same(left: Path, right: Path) -> bool:
+    return left == right or _real(left) == _real(right)
 
 
 @lru_cache(maxsize=256)
 def _real(path: Path) -> str:
-    """Where links lead: a plan for several machines asks for each file many times."""
+    """The path without links, kept: a plan for several machines asks for each file many times."""
     return os.path.realpath(path)
 
 

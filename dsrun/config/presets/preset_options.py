@@ -1,4 +1,4 @@
-"""What a preset and --set say of things that are options of their own: batch, clipping, learning rate, precision.
+"""Values in a preset or --set that are options of their own: batch, clipping, learning rate, precision.
 
 There is one truth for each: a lab's preset that says a micro batch gives it to everything that is started with it, and
 --set stands on the command line like the option itself.
@@ -11,15 +11,16 @@ from dsrun.config import tree
 from dsrun.config.presets import overrides, preset
 from dsrun.config.presets.options import PLACES
 from dsrun.errors import Problem, raise_all
+from dsrun.options.declare import T, entries
 from dsrun.options.derived import step_of
-from dsrun.options.groups import OptimizerOptions
-from dsrun.options.table import Layer, Resolved, Source, T, entries
+from dsrun.options.layers import Layer, Resolved, Source
+from dsrun.options.table import OptimizerOptions
 
 
 def by_preset(name: str) -> list[Layer]:
-    """What a preset's files say, from its base to itself. Raises DsrunError for a preset that is none.
+    """The layers of a preset's files, from its base to itself. Raises DsrunError for a preset that is none.
 
-    What the values come to is what counts: a file that changes nothing of a value doesn't own it.
+    A file is the origin of a value only where it changes it: one that repeats its base's value is not.
     """
     config: dict[str, object] = {}
     before: dict[str, object] = {"optimizer": OptimizerOptions.optimizer}
@@ -36,16 +37,15 @@ def by_preset(name: str) -> list[Layer]:
 
 
 def by_overrides(known: Resolved[T], texts: tuple[str, ...]) -> Layer:
-    """What --set says of options.
+    """The layer of the options that --set gives.
 
-    Raises DsrunError for a text that is wrong, and where an option of the same or a stronger source says something
-    else.
+    Raises DsrunError for a text that is wrong, and where an option of the same or a stronger source has another value.
     """
     config: dict[str, object] = {}
     for path, value in overrides.parse(texts, "deepspeed").items():
         tree.put(config, path, value)
-    said = step_of(config)
-    shown = {**said, "optimizer": tree.get(config, "optimizer.type")}
+    values = step_of(config)
+    shown = {**values, "optimizer": tree.get(config, "optimizer.type")}
     declared, origin = entries(type(known.options)), known.origins["overrides"]
     problems = [
         Problem(
@@ -53,12 +53,12 @@ def by_overrides(known: Resolved[T], texts: tuple[str, ...]) -> Layer:
             "--set",
             "Give one of them.",
         )
-        for name, value in said.items()
+        for name, value in values.items()
         if known.source(name) >= origin.source and getattr(known.options, name) != value
     ]
     raise_all(problems)
     where = f"{origin.where}: --set".removeprefix(": ")
-    return Layer(origin.source, said, where, through="overrides")
+    return Layer(origin.source, values, where, through="overrides")
 
 
 def _path(name: str) -> str:

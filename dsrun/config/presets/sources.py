@@ -1,4 +1,4 @@
-"""Who says what of a ds_config, before any rule looks at it: preset, --set and options, and the template's config."""
+"""The sources of a ds_config, before any rule looks at it: preset, --set and options, and the template's config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsrun.config.schemas import schema
 from dsrun.ds_config import offload_sections
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.derived import built_in_step
-from dsrun.options.table import Origin, Source
+from dsrun.options.layers import Origin, Source
 
 if TYPE_CHECKING:
     from dsrun.config.rules import Finding
@@ -24,7 +24,7 @@ OPTIMIZER, SCHEDULER = "optimizer", "scheduler"
 
 @dataclass(frozen=True)
 class Sources:
-    """Who gave what, before the template."""
+    """The values that go into the template, and their origins."""
 
     merged: dict[str, Any]
     origins: dict[str, str]
@@ -35,7 +35,7 @@ class Sources:
     """A scheduler section that the config doesn't get."""
 
     def of(self, path: str, value: Any) -> str:
-        """Where a value of the finished config came from."""
+        """The origin of a value in the finished config."""
         if path in self.by_hand:
             return SET
         for field, (option, place) in PLACES.items():
@@ -51,7 +51,9 @@ class Sources:
 
 
 def gather(name: str, options: Options) -> Sources:
-    """The preset's values with --set on top. What is wrong here is the file's fault, not the template's."""
+    """The preset's values with --set on top. A fault here is the file's, not the template's."""
+    # --set goes into the preset before the template, so that the template sees it, and once more behind it (`drawn`),
+    # so that no template takes it back. An option beside it gives way, so that the template doesn't write its value.
     chosen = for_deepspeed(name)
     given, nvme_origin = with_environment(options)
     values = _typed(given)
@@ -80,7 +82,7 @@ def gather(name: str, options: Options) -> Sources:
 
 
 def _typed(given: Options) -> dict[str, Any]:
-    """--set's values by their paths."""
+    """The values of --set by their paths."""
     if not given.overrides:
         return {}
     from dsrun.config.presets import overrides
@@ -94,13 +96,13 @@ def _judged(merged: dict[str, Any], origins: Mapping[str, str], target: str) -> 
     from dsrun.config.schemas import violations
 
     merged = schema.load().whole_numbers(merged)
-    found = violations.check(schema.load(), merged, target)
-    raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in found), origins)
+    violated = violations.check(schema.load(), merged, target)
+    raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in violated), origins)
     return merged
 
 
 def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:
-    """The built-in batch, clipping and learning rate where the preset says none."""
+    """Fill in the built-in batch, clipping and learning rate where the preset has none."""
     for field, value in built_in_step().items():
         path = PLACES[field][1]
         section = path.rpartition(".")[0].partition(".")[0]
@@ -121,7 +123,7 @@ def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: O
 
 
 def for_deepspeed(name: str) -> preset.Preset:
-    """The preset. Raises DsrunError for one of FSDP's, which come to no ds_config."""
+    """The preset. Raises DsrunError for one of FSDP, of which no ds_config can be made."""
     chosen = preset.load(name)
     if chosen.fsdp:
         what = "is trained with FSDP, which has no deepspeed.json"
@@ -142,9 +144,9 @@ def draft(name: str, options: Options) -> dict[str, Any]:
 
 
 def strategy(name: str, options: Options) -> dict[str, Any]:
-    """What a preset's ds_config says of ZeRO, the optimizer and the types of numbers, for planning with.
+    """A preset's ds_config as far as plans need it: ZeRO, the optimizer and the types of numbers.
 
-    dsrun's own template hands these on as they are, so it is not asked; a lab's may change them.
+    dsrun's own template hands these on as they are, so it isn't rendered; a lab's may change them.
     Raises DsrunError where the preset, an option or a lab's template is wrong by itself.
     """
     sources = gather(name, options)
@@ -152,18 +154,18 @@ def strategy(name: str, options: Options) -> dict[str, Any]:
 
 
 def drawn(sources: Sources) -> dict[str, Any]:
-    """The template's config, with what is set by hand on top."""
+    """The template's config, with the values of --set on top."""
     from dsrun.config.rules.running.batch import TOTAL, model_parallel_size
 
     given, merged = sources.options, sources.merged
     ranks = max(1, given.world_size // model_parallel_size(merged))
     config = template.render(merged, given, ranks)
-    # What is set by hand holds, whatever a template made of it.
+    # --set holds, whatever a template made of it.
     for path, value in sources.by_hand.items():
         tree.put(config, path, value)
     if given.group > 1:
-        # What DeepSpeed compares it with counts all ranks under tensor parallelism, the data-parallel ones under an mpu
-        # (runtime/config.py); from micro batch and accumulation it makes its own.
+        # DeepSpeed compares the total with all ranks under tensor parallelism, with the data-parallel ones under an mpu
+        # (runtime/config.py). Without it DeepSpeed makes its own of micro batch and accumulation.
         config.pop(TOTAL, None)
     return schema.load().whole_numbers(config)
 
@@ -179,7 +181,7 @@ def raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> Non
 
 
 def _source(path: str, origins: Mapping[str, str]) -> str | None:
-    """Who gave the value at a path that may be a section, or an entry of a list."""
+    """The origin of the value at a path that may be a section, or an entry of a list."""
     for known, origin in origins.items():
         if tree.under(known, path) or tree.under(path, known):
             return origin

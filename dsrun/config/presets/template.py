@@ -89,7 +89,7 @@ def _quoted(value: Any) -> Any:
 
 
 def label(path: str) -> str:
-    """Which template gives a key, as --explain names it: a lab's own part where it has one that writes the key."""
+    """The template that gives a key, for --explain: a lab's own part where it has one that writes the key."""
     shipped = catalog.shipped_root() / "templates"
     word = f'"{path.rpartition(".")[2]}"'
     for file in catalog.files("templates", ".j2").values():

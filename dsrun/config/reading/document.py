@@ -1,4 +1,4 @@
-"""The text of a deepspeed.json: its value, where every key stands, and its syntax issues.
+"""The text of a deepspeed.json: its value, the places of its keys, and its syntax issues.
 
 DeepSpeed reads the file with the `hjson` package; HF Trainer, accelerate and Lightning read it
 with Python's json. Neither tells where a value stands, hjson is not always installed, and both
@@ -55,16 +55,16 @@ __all__ = ["Document", "EntrySpans", "Span", "SyntaxIssue", "read"]
 
 @dataclass(frozen=True)
 class Document:
-    """A text that was read."""
+    """A text that was read, with its value."""
 
     name: str
     text: str
     value: Any
     entries: Mapping[str, EntrySpans]
-    """By dotted path, items of lists by index; the root is "". Of a key that is written twice the last one
-    counts. Keys that have dots of their own can share a path with others."""
+    """The places of its values by dotted path, items of lists by index; the root is "". Of a key that is written twice
+    the last one counts. Keys that have dots of their own can share a path with others."""
     issues: tuple[SyntaxIssue, ...]
-    """In the order of the text, the first MAX_ISSUES unless more were asked for."""
+    """Its syntax issues in the order of the text, the first MAX_ISSUES unless more were asked for."""
 
 
 def read(data: bytes | str, name: str, dialect: str, *, most_issues: int = MAX_ISSUES) -> Document:
@@ -82,31 +82,31 @@ def read(data: bytes | str, name: str, dialect: str, *, most_issues: int = MAX_I
     plain = text.removeprefix("\ufeff").removeprefix("\xef\xbb\xbf")
     with located(plain, name):
         parser, value = _read(plain, dialect, mark=plain != text, most_issues=most_issues)
-    return Document(name, plain, value, parser.found(value), parser.noted())
+    return Document(name, plain, value, parser.entries(value), parser.noted())
 
 
 class _PlainEntries(Mapping[str, EntrySpans]):
-    """The entries of plain JSON, which are looked for when the first is asked for: most files have no findings."""
+    """The entries of plain JSON, worked out when the first is asked for: most files have no findings."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     @cached_property
-    def found(self) -> Entries:
+    def entries(self) -> Entries:
         parser, value = _read(self.text, "json", mark=False, most_issues=MAX_ISSUES)
-        return parser.found(value)
+        return parser.entries(value)
 
     def __getitem__(self, path: str) -> EntrySpans:
-        return self.found[path]
+        return self.entries[path]
 
     def __contains__(self, path: object) -> bool:
-        return path in self.found
+        return path in self.entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.found)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.entries)
 
 
 def _plain(text: str) -> Any:
@@ -137,12 +137,12 @@ def _finite(text: str) -> float:
 
 
 def _read(text: str, dialect: str, *, mark: bool, most_issues: int) -> tuple[Parser, Any]:
-    """The value of the text, and the parser with what it found on the way.
+    """The value of the text, and the parser with its places and issues.
 
     Without a brace or bracket at its beginning the text may be the inside of an object. hjson
     tries that first, and if it fails it reads the text as one value, which succeeds for any
-    single line. Json texts are looked at for a key instead, so that errors are about what stands
-    there.
+    single line. For a JSON text it is looked whether a key stands there, so that errors are about
+    what is written.
     """
     if (nul := text.find("\0")) >= 0:
         hint = "is this a JSON file, saved as UTF-8?"

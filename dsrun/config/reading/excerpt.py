@@ -1,4 +1,4 @@
-"""The line of a text in which something stands, for the eye."""
+"""An excerpt of a text: the line in which something stands, with a mark under it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def excerpt(text: str, place: Span) -> str:
 
 
 def _cut_before(text: str, start: int, focus: int, end: int) -> int:
-    """Where to begin a line so that `focus` can be seen: half the width before it."""
+    """The offset to begin a line at so that `focus` can be seen: half the width before it."""
     if end - start <= _WIDTH and width(text[start:end]) <= _WIDTH:
         return start
     room = _WIDTH // 2
@@ -50,5 +50,5 @@ def _cut_after(text: str, begin: int, end: int) -> int:
 
 
 def _shown(char: str) -> str:
-    """A character as it may be printed: escape codes and the like would change the screen."""
+    """A character as it may be printed; one that could change the screen (an escape) becomes a question mark."""
     return char if char == "\t" or char.isprintable() or char == " " else "?" * width(char)

@@ -1,4 +1,4 @@
-"""Where things stand in a text, what can be wrong with it, and its limits."""
+"""Places in a text, the issues it can have, and its limits."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class Span:
 
 @dataclass(frozen=True)
 class EntrySpans:
-    """Where one value of the document stands."""
+    """The places of one value of the document."""
 
     key: Span | None
     """The key with its quotes; None for the items of a list and for the root."""
     value: Span
     whole: Span
-    """From the key to the end of the value; the value alone where it has no key."""
+    """The stretch from the key to the end of the value; the value alone where it has no key."""
 
 
 @dataclass(frozen=True)
 class SyntaxIssue:
-    """What stops a JSON (or a DeepSpeed) reader, though it could be read here."""
+    """A fault that stops a JSON (or a DeepSpeed) reader, though it could be read here."""
 
     kind: str
     """comment, trailing-comma, missing-comma, unquoted-key, unquoted-text, single-quotes, multiline-text,
@@ -62,9 +62,9 @@ class SyntaxIssue:
     control-character or lone-surrogate."""
     place: Span
     message: str
-    """What stands there, as a part of a sentence."""
+    """The text that stands there, as a part of a sentence."""
     path: str
-    """The value that it is about; for comments and commas the section in which they stand."""
+    """The path of the value that it is about; for comments and commas of the section in which they stand."""
 
 
 class UnreadableError(Exception):
@@ -82,7 +82,7 @@ class UnreadableError(Exception):
 
 
 Stretch = tuple[int, int]
-"""From an offset in the text to another one."""
+"""The offsets of a part of the text: begin and end."""
 Offsets = tuple[Stretch, Stretch]
 """A value's key (NO_KEY where it has none), and the value itself."""
 NO_KEY: Stretch = (-1, -1)
@@ -104,7 +104,7 @@ class Lines:
 
 
 class Entries(Mapping[str, EntrySpans]):
-    """Where each value of a text stands, by its path. Lines and columns are worked out for what is asked for."""
+    """The places of a text's values, by path. Lines and columns are worked out when they are asked for."""
 
     def __init__(self, lines: Lines, offsets: Mapping[str, Offsets]) -> None:
         self.lines = lines

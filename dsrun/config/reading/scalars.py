@@ -1,4 +1,4 @@
-"""Values without an inside: numbers, words and texts, quoted or not, as either dialect has them."""
+"""Values without an inside, in either dialect: numbers, words and texts, quoted or not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
-from dsrun.config.reading.places import (
-    MAX_DIGITS,
-    Lines,
-    Span,
-    SyntaxIssue,
-    UnreadableError,
-    short,
-)
+from dsrun.config.reading.places import MAX_DIGITS, Lines, Span, SyntaxIssue, UnreadableError, short
 
 _PYTHON: dict[str, bool | None] = {"True": True, "False": False, "None": None}
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
@@ -37,7 +30,7 @@ _ALPHANUMERIC = re.compile(r"\w")
 
 
 class ScalarParser(ABC):
-    """Reads what has no inside. Offsets go in and out; what was found on the way is noted.
+    """A reader of values without an inside. Offsets go in and out; issues on the way are noted.
 
     loose: the unquoted text read last. overflowed: whether a number was too large to hold.
     """
@@ -89,6 +82,8 @@ class ScalarParser(ABC):
         """Without quotes hjson reads a word or number if it fills the space up to a comma, closer,
         comment or line end. Else all up to the line end is a text, commas and closers included.
         """
+        # Both ends are needed: `stop`, up to which it may be a word or number, and then the line's end, up to which it
+        # is a text. The text after `stop` is looked at only where nothing before it was a value.
         stop = self.find(_STOP, pos)
         head = self.text[pos:stop]
         word = head.rstrip()
@@ -97,6 +92,7 @@ class ScalarParser(ABC):
         number = head.rstrip(" \t")
         if _NUMBER.fullmatch(number):
             value = self.number(number, pos)
+            # hjson gives 1.0 back as the integer 1, but leaves large floats alone.
             whole = isinstance(value, float) and abs(value) < 1e10 and int(value) == value
             return int(value) if whole else value, pos + len(number), stop
         line_end = self.find(_LINE_END, stop)
@@ -110,9 +106,9 @@ class ScalarParser(ABC):
         return text, end, line_end
 
     def find(self, pattern: re.Pattern[str], pos: int) -> int:
-        """Where the pattern occurs next; the end of the text if nowhere."""
-        found = pattern.search(self.text, pos)
-        return found.start() if found else len(self.text)
+        """The offset of the pattern's next match; the end of the text without one."""
+        match = pattern.search(self.text, pos)
+        return match.start() if match else len(self.text)
 
     def json_bare(self, pos: int) -> tuple[Any, int, int]:
         """A word or number; what JSON doesn't have is read as it was meant."""
@@ -138,15 +134,15 @@ class ScalarParser(ABC):
     def word(self, pos: int) -> str:
         """The characters up to white space, punctuation or a comment (json dialect)."""
         stop = pos
-        while found := WORD.match(self.text, stop):
-            stop = found.end()
+        while match := WORD.match(self.text, stop):
+            stop = match.end()
         word = self.text[pos:stop]
         if not _ALPHANUMERIC.search(word):
             self.refuse(pos, "where a value or key was expected")
         return word
 
     def number(self, text: str, pos: int) -> int | float:
-        """The number that `text` is in Python, infinity if it is too large."""
+        """The number in a text as Python reads it, infinity if it is too large."""
         digits = text.lstrip("-+")
         if digits.isdigit() and len(digits) <= MAX_DIGITS:
             return int(text)
@@ -179,45 +175,45 @@ class ScalarParser(ABC):
         return value, stop + 1
 
     def string_end(self, pos: int) -> int:
-        """Where the quote at `pos` is closed, or the line or text ends without that."""
+        """The offset where the quote at `pos` is closed, or where the line or text ends without that."""
         part = _STRING_PART[self.text[pos]]
         pos += 1
-        while found := part.match(self.text, pos):
-            pos = found.end()
+        while match := part.match(self.text, pos):
+            pos = match.end()
         return pos
 
     def note_controls(self, pos: int, stop: int) -> None:
         """Control characters between the quotes, which hjson never takes."""
-        for found in _CONTROL.finditer(self.text, pos + 1, stop):
-            code = f"{ord(found[0]):04X}"
+        for match in _CONTROL.finditer(self.text, pos + 1, stop):
+            code = f"{ord(match[0]):04X}"
             what = f"a control character in a text (U+{code})"
             if self.hjson:
-                raise UnreadableError(found.start(), what, f"write \\u{code.lower()}")
-            self.note("control-character", found.start(), found.end(), what)
+                raise UnreadableError(match.start(), what, f"write \\u{code.lower()}")
+            self.note("control-character", match.start(), match.end(), what)
 
     def note_surrogate(self, value: str, pos: int, stop: int) -> None:
         if value.isascii():
             return
-        found = _SURROGATE.search(value)
-        if found:
-            what = f"half a surrogate pair (\\u{ord(found[0]):04x}), which is not a character"
+        match = _SURROGATE.search(value)
+        if match:
+            what = f"half a surrogate pair (\\u{ord(match[0]):04x}), which is not a character"
             self.note("lone-surrogate", pos, stop, what)
 
     def unescaped(self, pos: int, stop: int) -> str:
         """The text between the quotes at `pos` and `stop`."""
         body, quote = self.text[pos + 1 : stop], self.text[pos]
 
-        def as_json(found: re.Match[str]) -> str:
-            if found[0] == '"':
+        def as_json(match: re.Match[str]) -> str:
+            if match[0] == '"':
                 return '\\"'
-            at = pos + 1 + found.start()
-            if not found[1]:
-                letters = body[found.end() : found.end() + (5 if body[found.end()] == "u" else 1)]
+            at = pos + 1 + match.start()
+            if not match[1]:
+                letters = body[match.end() : match.end() + (5 if body[match.end()] == "u" else 1)]
                 what = f"\\{short(letters)}, which is not an escape sequence"
                 raise UnreadableError(at, what, "write \\\\ for a backslash")
-            if found[1] == "'" and quote == '"':
+            if match[1] == "'" and quote == '"':
                 self.note("bad-escape", at, at + 2, "\\', which JSON does not have")
-            return "'" if found[1] == "'" else found[0]
+            return "'" if match[1] == "'" else match[0]
 
         text: str = _LAX.decode('"' + _ESCAPE.sub(as_json, body) + '"')
         return text
@@ -234,14 +230,14 @@ class ScalarParser(ABC):
         self.note("multiline-text", pos, close + 3, "a text in three single quotes")
         first, *others = self.text[body:close].split("\n")
         first = first.lstrip(" \t\r")
-        kept = [_unindented(line, indent) for line in others]
-        lines = kept if kept and not first else [first, *kept]
+        body_lines = [_unindented(line, indent) for line in others]
+        lines = body_lines if body_lines and not first else [first, *body_lines]
         text = "\n".join(lines).replace("\r", "")
         self.note_surrogate(text, pos, close + 3)
         return text.removesuffix("\n"), close + 3
 
     def indent(self, pos: int) -> int:
-        """How many characters hjson takes off the beginning of each line: as many as stand before the quotes."""
+        """Characters that hjson takes off the beginning of each line: as many as stand before the quotes."""
         if self.hjson and len(self.lines.feeds) == 1:
             what = "''' in a text of one line, which hjson cannot read"
             raise UnreadableError(pos, what, "write the text in double quotes", final=True)

@@ -38,7 +38,7 @@ class OpenContainer:
     """A dict or list whose end has not been reached.
 
     closer: the character that ends it; empty for a root object without braces.
-    keys: where each key so far begins.
+    keys: the offset at which each key so far begins.
     """
 
     __slots__ = ("box", "closer", "key", "key_at", "keys", "path", "start")
@@ -59,7 +59,7 @@ class OpenContainer:
 
 
 class Parser(ScalarParser):
-    """Reads one text once. Offsets go in and out; what was found on the way stays here."""
+    """A reader of one text. Offsets go in and out; values' places and issues stay here."""
 
     def __init__(self, lines: Lines, dialect: str, *, mark: bool, most_issues: int) -> None:
         super().__init__(lines, dialect, most_issues)
@@ -71,15 +71,16 @@ class Parser(ScalarParser):
         if mark:
             self.note("bom", 0, 0, "a UTF-8 byte order mark", "")
 
-    # -- what is found
+    # -- the results
 
     def noted(self) -> tuple[SyntaxIssue, ...]:
         return tuple(sorted(self.issues, key=lambda issue: issue.place.start))
 
-    def found(self, value: Any) -> Entries:
-        """The entries; those of values that a second key replaced are left out."""
+    def entries(self, value: Any) -> Entries:
+        """The places of all values in `value`, the one that was read."""
         self.offsets.pop("", None)
         inside = self.offsets
+        # Under a key that is written twice, values of the first one were noted too. They are gone from the value.
         if self.replaced:
             paths = _paths(value)
             inside = {path: at for path, at in inside.items() if path in paths}
@@ -102,7 +103,7 @@ class Parser(ScalarParser):
         return {}
 
     def document(self, pos: int, *, braces: bool) -> Any:
-        """The value of the whole text. No recursion: the text decides how deep it is nested."""
+        """The value of the whole text."""
         if not braces:
             self.note("no-braces", pos, pos, "keys without the braces around them", "")
             self.stack.append(OpenContainer("", pos, ""))
@@ -115,6 +116,10 @@ class Parser(ScalarParser):
 
     def tree(self, start: int) -> tuple[Any, int]:
         """The value at `start` with all that is in it, and where it ends."""
+        # No recursion, as the text decides how deep it is nested. Each round reads one value that has no inside (or
+        # an empty one), and hangs it into the container on top of the stack. Where that is closed behind it, it is a
+        # value itself: the inner loop goes on with it, container by container, until one stays open, and the outer
+        # loop reads the next value in there.
         while True:
             closer = CLOSERS.get(self.text[start : start + 1])
             if closer:
@@ -162,7 +167,7 @@ class Parser(ScalarParser):
             frame.box[frame.key] = value
 
     def onward(self, pos: int, stop: int) -> tuple[int, bool]:
-        """Past the comma or the closer that follows a value; whether it was the closer."""
+        """The offset past the comma or the closer that follows a value; whether it was the closer."""
         frame = self.stack[-1]
         pos = self.gap(pos)
         comma = pos if self.text[pos : pos + 1] == "," else -1
@@ -184,7 +189,7 @@ class Parser(ScalarParser):
         return pos, False
 
     def item(self, pos: int) -> int:
-        """Where the next value of the open dict or list begins: past the key in a dict."""
+        """The offset of the next value in the open dict or list: past the key in a dict."""
         frame = self.stack[-1]
         if isinstance(frame.box, dict):
             pos = self.key(pos, frame)
@@ -223,15 +228,15 @@ class Parser(ScalarParser):
             )
 
     def loose_key(self, pos: int) -> tuple[str, int]:
-        """An unquoted key and where it ends. hjson allows most characters, here words do."""
+        """An unquoted key and where it ends. hjson takes most characters, the json dialect here words only."""
         if not self.hjson:
             word = self.word(pos)
             return word, pos + len(word)
-        found = _HJSON_KEY.match(self.text, pos)
-        if found is None:
+        match = _HJSON_KEY.match(self.text, pos)
+        if match is None:
             self.refuse(pos, "where a key was expected")
-        name: str = found[1]
-        return (name.rstrip() if found[2] else name), found.end(1)
+        name: str = match[1]
+        return (name.rstrip() if match[2] else name), match.end(1)
 
     def starts_with_key(self, pos: int) -> bool:
         """Whether a key and its colon stand at `pos` (json dialect)."""
@@ -245,20 +250,20 @@ class Parser(ScalarParser):
     # -- between the values
 
     def skip(self, pos: int) -> int:
-        """Past white space and comments."""
-        while (found := _GAP.match(self.text, pos)) and found.end() > pos:
-            pos = found.end()
+        """The offset past white space and comments."""
+        while (match := _GAP.match(self.text, pos)) and match.end() > pos:
+            pos = match.end()
         return pos
 
     def gap(self, pos: int) -> int:
-        """Past white space and comments, noting the comments."""
+        """The offset past white space and comments, which are noted."""
         space = SPACE.match(self.text, pos)
         begin = space.end() if space else pos
         if self.text[begin : begin + 1] not in ("#", "/"):
             return begin
         end = self.skip(begin)
-        for found in _COMMENT.finditer(self.text, begin, end):
-            self.note("comment", found.start(), found.end(), "a comment", self.section())
+        for comment in _COMMENT.finditer(self.text, begin, end):
+            self.note("comment", comment.start(), comment.end(), "a comment", self.section())
         if self.text.startswith("/*", end):
             raise UnreadableError(end, "the comment that /* opens is never closed", final=True)
         return end
@@ -302,14 +307,14 @@ class Parser(ScalarParser):
 
 def _paths(value: Any) -> set[str]:
     """The dotted paths of everything in a value."""
-    found: set[str] = set()
+    paths: set[str] = set()
     todo: list[tuple[str, Any]] = [("", value)]
     while todo:
         prefix, box = todo.pop()
         items = box.items() if isinstance(box, dict) else enumerate(box)
         for key, inner in items:
             path = tree.join(prefix, str(key))
-            found.add(path)
+            paths.add(path)
             if isinstance(inner, (dict, list)):
                 todo.append((path, inner))
-    return found
+    return paths

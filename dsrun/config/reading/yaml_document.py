@@ -1,4 +1,4 @@
-"""The text of a YAML file: its value as PyYAML's SafeLoader gives it, and where every key stands.
+"""The text of a YAML file: its value as PyYAML's SafeLoader gives it, and the places of its keys.
 
 The same Document as a deepspeed.json has (document.py). A file that is meant to do harm is refused: PyYAML would
 follow aliases without end, and goes down into what is nested by recursion.
@@ -14,7 +14,7 @@ from dsrun.config import tree
 from dsrun.config.reading.document import Document, EntrySpans, Span, SyntaxIssue
 from dsrun.config.reading.places import Lines, UnreadableError, decoded, located, short
 
-# Of a launch config, which has 2 kilobytes, 40 values and 3 levels. PyYAML reads 100 kilobytes a second.
+# Limits for a launch config, which has 2 kilobytes, 40 values and 3 levels. PyYAML reads 100 kilobytes a second.
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 MAX_VALUES = 5_000
@@ -24,7 +24,7 @@ MAX_KEY = 200
 MAX_NUMBER = 1_000
 
 TAG = "tag:yaml.org,2002:"
-# What SafeLoader's own constructors raise on a text that doesn't suit its tag.
+# Errors that SafeLoader's own constructors raise on a text that doesn't suit its tag.
 UNSUITED = (ValueError, IndexError, KeyError, AttributeError, OverflowError, yaml.YAMLError)
 
 
@@ -39,7 +39,7 @@ def read(data: bytes | str, name: str) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that stops before it is too deep, or has too much."""
+    """PyYAML's SafeLoader, which stops where a text is nested too deep or has too many values."""
 
     depth = 0
     values = 0
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Reader:
-    """Makes one text's nodes values, and keeps where they stand."""
+    """A reader of one text: makes values of its nodes, and keeps their places."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text = text
@@ -119,9 +119,11 @@ class _Reader:
         return {name: self.value(item, tree.join(path, name), key) for name, (key, item) in members.items()}
 
     def members(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[Span, yaml.Node]]:
-        """The keys of a mapping with their nodes: of a key that is there twice the last, merged ones before its own."""
+        """The keys of a mapping with their nodes: of a key that is there twice the last, merged ones before direct
+        ones.
+        """
         merged: dict[str, tuple[Span, yaml.Node]] = {}
-        own: dict[str, tuple[Span, yaml.Node]] = {}
+        direct: dict[str, tuple[Span, yaml.Node]] = {}
         for key, item in node.value:
             start, end = key.start_mark.index, key.end_mark.index
             if key.tag == TAG + "merge":
@@ -129,22 +131,22 @@ class _Reader:
                     merged = {**self.members(other, path), **merged}
                 continue
             name, place = self.key(key), self.lines.place(start, end)
-            if name in own:
-                what = f"{name!r} is there twice, first on line {own[name][0].line}"
+            if name in direct:
+                what = f"{name!r} is there twice, first on line {direct[name][0].line}"
                 self.issues.append(SyntaxIssue("duplicate-key", place, what, tree.join(path, name)))
-                del own[name]
-            own[name] = place, item
-        return {**merged, **own}
+                del direct[name]
+            direct[name] = place, item
+        return {**merged, **direct}
 
     def merges(self, node: yaml.Node) -> list[yaml.MappingNode]:
         """The mappings behind a `<<`, the first of which counts most."""
         items = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        found = [item for item in items if isinstance(item, yaml.MappingNode)]
-        self.merged += len(found)
-        if len(found) < len(items) or self.merged > MAX_MERGES:
+        mappings = [item for item in items if isinstance(item, yaml.MappingNode)]
+        self.merged += len(mappings)
+        if len(mappings) < len(items) or self.merged > MAX_MERGES:
             too_many = f"more than {MAX_MERGES} mappings are merged"
-            raise _refused(node, too_many if len(found) == len(items) else "<< merges mappings only")
-        return found
+            raise _refused(node, too_many if len(mappings) == len(items) else "<< merges mappings only")
+        return mappings
 
     def key(self, node: yaml.Node) -> str:
         """A key as it is written: every key that accelerate knows is a text."""
@@ -168,7 +170,7 @@ class _Reader:
             ) from None
 
     def end(self, node: yaml.Node) -> int:
-        """Where a node ends: PyYAML has a block end where the next thing begins."""
+        """The offset of a node's end. PyYAML lets a block end where the next thing begins."""
         start, end = int(node.start_mark.index), int(node.end_mark.index)
         return start + len(self.text[start:end].rstrip())
 
@@ -180,9 +182,9 @@ def _refused(node: yaml.Node, what: str, hint: str = "") -> UnreadableError:
 def _unreadable(error: yaml.MarkedYAMLError) -> UnreadableError:
     """PyYAML's words, at the place it stopped."""
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    problem = ", ".join(part for part in (error.context, error.problem) if part)
     hint = HINTS.get(str(error.problem), "")
-    return UnreadableError(0 if mark is None else mark.index, f"this is not YAML: {said}", hint)
+    return UnreadableError(0 if mark is None else mark.index, f"this is not YAML: {problem}", hint)
 
 
 HINTS = {
@@ -190,4 +192,4 @@ HINTS = {
     "mapping values are not allowed here": "Is a key indented too far, or a text with a colon in it not in quotes?",
     "could not find expected ':'": "Each line is `key: value`.",
 }
-"""What PyYAML's most frequent words come from."""
+"""PyYAML's most frequent complaints, and what they come from."""

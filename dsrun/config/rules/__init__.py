@@ -54,9 +54,7 @@ def _of_version(version: schema.Version) -> list[Rule]:
 
 
 def run(
-    config: Mapping[str, Any],
-    setting: Setting | None = None,
-    issues: tuple[SyntaxIssue, ...] = (),
+    config: Mapping[str, Any], setting: Setting | None = None, issues: tuple[SyntaxIssue, ...] = ()
 ) -> list[Finding]:
     """The findings of all rules in a config, errors first, then by rule. issues: of its text."""
     setting = setting or Setting()
@@ -77,7 +75,7 @@ def run(
             findings.append(rule.completed(finding))
             if count == schema_violations.MOST:
                 break
-    # A wrong value is reported once: by the rule that knows more about it.
+    # A wrong value is reported once: by the rule that knows more about it. DS002 is the schema's word on any key.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))

@@ -1,4 +1,4 @@
-"""What rules are about, in Chinese: chinese.toml, which has those that real configs meet most often."""
+"""Explanations of rules in Chinese: chinese.toml, which has the rules that real configs meet most often."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ChineseExplanation:
 
     title: str
     means: str
-    """What happens."""
+    """The consequence."""
     next: str
-    """What to do."""
+    """The next step."""
 
 
 @cache

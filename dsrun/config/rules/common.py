@@ -1,4 +1,4 @@
-"""What several subjects need: names of keys, values of sections, and the usual fixes."""
+"""Parts that several subjects share: names of keys, values of sections, and the usual fixes."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def written(context: Context, path: str) -> str:
 
 
 def removal(context: Context, *paths: str, safe: bool = True) -> Fix:
-    """Takes out keys; safe where they do nothing."""
+    """The fix that takes out keys; safe where they do nothing."""
     return Fix(tuple(Edit("remove", written(context, path)) for path in paths), safe=safe)
 
 
 def no_effect(
     context: Context, path: str, why: str, advice: str = "Remove it.", *, safe: bool = True
 ) -> Finding:
-    """A key that does nothing, and its removal. why: with the blank or colon in front.
+    """The finding of a key that does nothing, with its removal. why: the reason, with the blank or colon in front.
 
-    safe: there is nothing else that could have been meant.
+    safe: whether nothing else could have been meant.
     """
     return Finding(written(context, path), f"has no effect{why}", advice, removal(context, path, safe=safe))
 
 
 def set_to(context: Context, path: str, value: Any, *, safe: bool = False) -> Fix:
-    """Sets a key to what would be right, where that is, unless it is safe, a guess at what was wanted."""
+    """The fix that sets a key to a right value. Unless it is safe, the value is a guess at what was wanted."""
     return Fix((Edit("replace" if context.has(path) else "add", written(context, path), value),), safe=safe)
 
 
 def device(context: Context, section: str) -> str | None:
-    """Where a section offloads to, cpu or nvme; the old flags mean cpu."""
+    """The device that a section offloads to, cpu or nvme; the old flags mean cpu. None where it offloads nothing."""
     old = {OPTIMIZER: "cpu_offload", PARAMETERS: "cpu_offload_param"}[section]
     if context.flag(f"{ZERO}.{old}"):
         return "cpu"
-    found = context.text(f"{section}.device")
-    return found if found in ("cpu", "nvme") else None
+    name = context.text(f"{section}.device")
+    return name if name in ("cpu", "nvme") else None
 
 
 def on_nvme(context: Context, section: str) -> bool:
@@ -100,6 +100,6 @@ def printing_off(context: Context, path: str) -> bool:
 
 
 def divisors(number: int, last: str = ", ") -> str:
-    """1, 2, 4; with " or " for the last one 1, 2 or 4."""
-    *found, largest = (str(size) for size in range(1, number + 1) if number % size == 0)
-    return f"{', '.join(found)}{last}{largest}" if found else largest
+    """The divisors of a number: "1, 2, 4", or "1, 2 or 4" with " or " before the last one."""
+    *smaller, largest = (str(size) for size in range(1, number + 1) if number % size == 0)
+    return f"{', '.join(smaller)}{last}{largest}" if smaller else largest

@@ -1,4 +1,4 @@
-"""What the examples of the rules are made of."""
+"""Parts of the rules' examples."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The contract of a rule: what it is given, what it gives, how it is registered."""
+"""The contract of a rule: the context that it reads, the findings that it gives, how it is registered."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, update_wrapper, wraps
@@ -14,6 +13,7 @@ from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 from dsrun.config.schemas.schema import Node, Schema, Version
 from dsrun.errors import DsrunError
+from dsrun.json_numbers import is_number
 
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
@@ -43,9 +43,8 @@ EFFECTS = {
     FAILS: "It starts, and fails later: in deepspeed.initialize, in the Trainer or at a step.",
     DIFFERS: "It trains, but silently does something other than the config says.",
 }
-"""What an error leads to."""
+"""The effects of an error: what DeepSpeed does."""
 
-LARGEST = int(sys.float_info.max)
 T = TypeVar("T")
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 Config = Mapping[str, Any]
@@ -54,7 +53,7 @@ Function = Callable[["Context"], Iterator["Finding"]]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a rule may know of the model; None is unknown."""
+    """Facts about the model for rules; None is unknown."""
 
     hidden_size: int | None = None
     """0 where the model's config has none."""
@@ -67,7 +66,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a config is checked for; None is unknown, and skips what depends on it."""
+    """The circumstances a config is checked for. None is unknown; checks that depend on it are skipped."""
 
     target: str = "deepspeed"
     """The reader of the file: deepspeed, hf, accelerate or lightning."""
@@ -98,7 +97,7 @@ class Setting:
 
     @property
     def dialect(self) -> str:
-        """How the file is read: DeepSpeed reads Hjson, all others JSON."""
+        """The language of the file: DeepSpeed reads Hjson, all others JSON."""
         return "hjson" if self.target == "deepspeed" else "json"
 
 
@@ -116,7 +115,7 @@ class Finding:
     severity: str = ""
     """error (it fails or does something else), warning or note."""
     effect: str = ""
-    """What an error leads to, one of EFFECTS."""
+    """The effect of an error, one of EFFECTS."""
     rule: str = ""
     """The rule's id."""
 
@@ -132,7 +131,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule looks at. The getters return None for a key that is absent, "auto" or of a wrong type.
+    """The config and all that rules look at. The getters return None for a key that is absent, "auto" or of a wrong
+    type.
 
     A rule checks existing values; the schema checks types. A flag or a number written as a string
     in a section where DeepSpeed converts it counts as the converted value.
@@ -168,7 +168,7 @@ class Context:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The config with each alias under the name it stands for, and with what DeepSpeed converts."""
+        """The config with each alias under the name it stands for, and with values as DeepSpeed converts them."""
         plain = self._named(self.config, self.schema.root)
         for violation in self.violations:
             if violation.kind == "converted" and violation.fix:
@@ -229,11 +229,9 @@ class Context:
         return value if isinstance(value, dict) else {}
 
     def number(self, path: str) -> float | None:
-        """A number; None for an integer that no float can hold, which is not one to compute with."""
+        """A number, as `is_number` takes it."""
         value = self.values.get(path)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return None
-        return None if isinstance(value, int) and abs(value) > LARGEST else value
+        return value if is_number(value) else None
 
     def integer(self, path: str) -> int | None:
         """A whole number; 2e8 counts, as DeepSpeed takes it for one."""
@@ -275,7 +273,7 @@ class Rule:
     severity: str
     function: Function
     effect: str
-    """What its error leads to, one of EFFECTS."""
+    """The effect of its error, one of EFFECTS."""
     bad: Sequence[Config]
     """Examples, as `example` reads them."""
     good: Sequence[Config]
@@ -293,7 +291,7 @@ class Rule:
         return self.function.__name__.replace("_", " ")
 
     def completed(self, finding: Finding) -> Finding:
-        """A finding of its function, with what the function leaves out."""
+        """A finding of its function, completed with the rule's id, severity and effect."""
         severity = finding.severity or self.severity
         effect = (finding.effect or self.effect) if severity == "error" else ""
         return replace(finding, rule=self.id, severity=severity, effect=effect)
@@ -385,13 +383,13 @@ def _read(text: str, dialect: str) -> tuple[Any, tuple[SyntaxIssue, ...]]:
 
 
 SETTINGS = {
-    **{f"_{one.name}": one.name for one in fields(Setting)},
+    **{f"_{field.name}": field.name for field in fields(Setting)},
     **{"_for": "target", "_with": "versions", "_bare": "bare", "_text": "text"},
 }
 AUTOS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
 )  # fmt: skip
-"""What HF Trainer and accelerate fill in for everyone."""
+"""Keys that HF Trainer and accelerate fill in for everyone."""
 BASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"train_micro_batch_size_per_gpu": 1},
     "lightning": {},

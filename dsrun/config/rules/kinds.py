@@ -30,10 +30,8 @@ Conditions = Condition | Sequence[Condition]
 Repair = Callable[[Context], Fix]
 Fact = str | Callable[[Context], Any]
 NO_FACTS: Mapping[str, Fact] = {}
-
-
 Table = Callable[[Context], Iterator[Finding]]
-"""What a rule that is data returns: a line, or several."""
+"""A rule that is data: a line, or several."""
 
 
 def _line(
@@ -64,7 +62,7 @@ def _line(
 
 
 def _shown(context: Context, fact: Fact) -> Any:
-    """A key's value, 2e8 as 200000000; or what a function makes of the context."""
+    """The value of a fact: of a key, with 2e8 as 200000000, or of a function of the context."""
     if callable(fact):
         return fact(context)
     whole = context.integer(fact)
@@ -100,8 +98,10 @@ def needs(
     *,
     given: str | Condition | None = None,
 ) -> Table:
-    """A key that is on, and lacks something. given: what turns it on, if not its flag; or the text that does, which
-    the message then begins with.
+    """A key that is on, and lacks something.
+
+    given: the condition that it is on, if that isn't its flag; or the text that turns it on, with which the message
+    then begins.
     """
     text = f"needs {text}"
     if isinstance(given, str):
@@ -117,9 +117,10 @@ def excludes(
     *,
     given: Condition | None = None,
 ) -> Table:
-    """A key that is on, beside what it can't stand beside. others: as {others} names them, and whether they are there.
+    """A key that is on, beside others that it can't stand beside.
 
-    given: what turns the key on, if not its flag.
+    others: their names for {others}, and the conditions that they are there. given: the condition that the key is on,
+    if that isn't its flag.
     """
 
     def there(context: Context) -> list[str]:
@@ -131,7 +132,7 @@ def excludes(
 
 
 def without_effect(path: str, why: str, when: Conditions, advice: str = "Remove it.") -> Table:
-    """A key that does nothing, and its removal. why: with the blank or colon in front."""
+    """A key that does nothing, and its removal. why: the reason, with the blank or colon in front."""
     return _line(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
 
 
@@ -157,8 +158,9 @@ def in_range(
 
 
 def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
-    """A size of groups that leaves {rest} of the GPUs over, if their number is known. {sizes} are those that don't,
-    with `last` before the last one.
+    """A size of groups that leaves {rest} of the GPUs over, if their number is known.
+
+    {sizes} are the sizes that leave none, with `last` before the last one.
     """
 
     def rest(context: Context) -> int:
@@ -172,10 +174,10 @@ def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
 
 
 def put(path: str, value: Any, *, safe: bool = False) -> Repair:
-    """Sets a key; `set_to` in common.py says when that is safe."""
+    """The repair that sets a key; `set_to` in common.py says when that is safe."""
     return lambda context: set_to(context, path, value, safe=safe)
 
 
 def remove(*paths: str, safe: bool = True) -> Repair:
-    """Takes out keys; safe where they do nothing."""
+    """The repair that takes out keys; safe where they do nothing."""
     return lambda context: removal(context, *paths, safe=safe)

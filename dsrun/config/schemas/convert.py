@@ -1,4 +1,4 @@
-"""What DeepSpeed's checked sections make of a value of another type: "3" -> 3, "yes" -> true, 2e8 -> 200000000.
+"""Values of another type as DeepSpeed's checked sections convert them: "3" -> 3, "yes" -> true, 2e8 -> 200000000.
 
 These sections are pydantic models (runtime/config_utils.py), whose rules for conversion these are.
 """
@@ -14,14 +14,14 @@ TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
 
 
-def converted(value: Any, found: dict[str, Any]) -> Any:
+def converted(value: Any, node: dict[str, Any]) -> Any:
     """The value as a type that the node takes; tree.MISSING where nothing can be made of it.
 
     Gives the value a reader would see in it, whether or not it is in the node's range.
     """
     from dsrun.config.schemas.schema import types
 
-    takes = types(found)
+    takes = types(node)
     for name, convert in (("boolean", flag), ("integer", whole), ("number", number)):
         if name in takes and (result := convert(value)) is not tree.MISSING:
             return result

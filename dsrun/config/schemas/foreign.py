@@ -13,14 +13,14 @@ from dsrun.catalog import read_toml
 
 
 class Foreign(NamedTuple):
-    """What is known of a key of another tool."""
+    """A key of another tool."""
 
     whose: str
-    """As in "a setting of HF's TrainingArguments"."""
+    """Its owner, as in "a setting of HF's TrainingArguments"."""
     advice: str
     """A sentence."""
     file: str = ""
-    """Where such keys belong, as in "HF's TrainingArguments"."""
+    """The file that such keys belong to, as in "HF's TrainingArguments"."""
     to: str = ""
     """The path at which DeepSpeed takes the same value, "" where it takes none or another one."""
     idle: bool = False
@@ -28,7 +28,7 @@ class Foreign(NamedTuple):
 
 
 def lookup(path: str) -> Foreign | None:
-    """What is known of a key that DeepSpeed doesn't have; its whole path is looked up before its name alone."""
+    """The entry of a key that DeepSpeed doesn't have. Its whole path is looked up before its name alone."""
     key = path.rpartition(".")[2].replace("-", "_")
     paths, names = _known()
     return paths.get(path) or names.get(key)
@@ -56,19 +56,20 @@ def _known() -> tuple[dict[str, Foreign], dict[str, Foreign]]:
     paths: dict[str, Foreign] = {}
     names: dict[str, Foreign] = {}
     for tool in _tables().values():
-        for found, table in ((names, tool.get("keys", {})), (paths, tool.get("paths", {}))):
-            for key, said in table.items():
-                found.setdefault(key, _entry(tool, said))
+        for entries, table in ((names, tool.get("keys", {})), (paths, tool.get("paths", {}))):
+            for key, entry in table.items():
+                entries.setdefault(key, _entry(tool, entry))
     return paths, names
 
 
-def _entry(tool: dict[str, Any], said: str | dict[str, str]) -> Foreign:
-    """A text is the advice; a table names the place (`to`), and may say more than "Write it there.".
+def _entry(tool: dict[str, Any], entry: str | dict[str, str]) -> Foreign:
+    """The key that an entry of the file describes.
 
-    `idle` in place of the place is the advice for a key that nothing is lost without.
+    A text is the advice. A table names the place (`to`), and may `say` more than "Write it there."; or it has the
+    advice for a key that nothing is lost without (`idle`).
     """
-    if isinstance(said, str):
-        return Foreign(tool["whose"], said, tool["file"])
-    if "idle" in said:
-        return Foreign(tool["whose"], said["idle"], tool["file"], idle=True)
-    return Foreign(tool["whose"], said.get("say", f"Write {said['to']}."), tool["file"], said["to"])
+    if isinstance(entry, str):
+        return Foreign(tool["whose"], entry, tool["file"])
+    if "idle" in entry:
+        return Foreign(tool["whose"], entry["idle"], tool["file"], idle=True)
+    return Foreign(tool["whose"], entry.get("say", f"Write {entry['to']}."), tool["file"], entry["to"])

@@ -1,4 +1,4 @@
-"""What an unknown key was probably meant to be."""
+"""Guesses at unknown keys: which key was probably meant."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dsrun.config import tree
 from dsrun.config.schemas import names
 from dsrun.config.schemas.schema import Node, Schema, properties_of
 
-FEW = 200
-"""Keys of a section that are looked at to see what it is, or which of them mean the same."""
+MOST_COMPARED = 200
+"""Keys of a section that are compared with one another, or with a section's keys, at most."""
 
 
 class Guess(NamedTuple):
-    """What to say of an unknown key."""
+    """The advice about an unknown key."""
 
     advice: str
     """A sentence."""
     path: str | None = None
-    """Where the key was probably meant to be, None where that isn't sure; its own path where it belongs nowhere."""
+    """The path that was probably meant, None where that isn't sure; the key's own path where it belongs nowhere."""
     idle: bool = False
-    """It belongs nowhere, and nothing is lost without it."""
+    """Whether it belongs nowhere, and nothing is lost without it."""
     stray: bool = False
-    """Nothing is like it."""
+    """Whether no key is like it."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class _Unknown:
 
     @cached_property
     def near(self) -> str | None:
-        """The one beside it that is most alike."""
+        """The key beside it that is most alike."""
         return names.nearest(self.key, self.beside)
 
     def homes(self, name: str) -> list[str]:
-        """The paths of a key of some name, but for sections that this one stands in itself."""
+        """The paths of keys of a name, without sections that this key itself stands in."""
         return [home for home in self.schema.homes.get(name, ()) if not tree.under(self.path, home)]
 
 
 @lru_cache(maxsize=4096)
 def guess(known: Schema, path: str) -> Guess:
-    """What an unknown key was probably meant to be. The first step that has an answer gives it:
+    """The guess at an unknown key, from the first of these steps that has an answer:
 
     1. A key whose answer is known beforehand.
     2. At the top level, a section with words around its name: zero_optimization_config.
@@ -78,7 +78,7 @@ def guess(known: Schema, path: str) -> Guess:
     """
     unknown = _Unknown(known, path)
     steps = (_known_beforehand, _bare_section, _close_beside, _at_home, _alike, _in_unknown_section)
-    return next((found for step in steps if (found := step(unknown))), None) or _last_resort(unknown)
+    return next((answer for step in steps if (answer := step(unknown))), None) or _last_resort(unknown)
 
 
 def _known_beforehand(unknown: _Unknown) -> Guess | None:
@@ -164,8 +164,8 @@ def section_like(known: Schema, value: Any) -> str | None:
     """The one section at the top level that most keys of a value are known in, or None."""
     if not isinstance(value, dict) or not value:
         return None
-    told = [key for key in list(value)[:FEW] if len(known.homes.get(key, ())) == 1]
-    above = {known.homes[key][0].rpartition(".")[0] for key in told}
+    telling = [key for key in list(value)[:MOST_COMPARED] if len(known.homes.get(key, ())) == 1]
+    above = {known.homes[key][0].rpartition(".")[0] for key in telling}
     meant = above.pop() if len(above) == 1 else ""
     keys = properties_of(known.node(meant)) if meant else {}
     most = sum(key in keys for key in value) * 2 > len(value)

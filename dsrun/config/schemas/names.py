@@ -1,4 +1,4 @@
-"""How like one name of a key is to another: what a misspelt one was probably meant to be."""
+"""Likeness of keys' names: which key a misspelt one was probably meant to be."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import lru_cache
 from dsrun.catalog import closest
 
 CONFIDENT = 0.8
-"""How alike (difflib's ratio) a misspelt key must be for renaming it to be a safe fix."""
+"""Likeness (difflib's ratio) from which on renaming a misspelt key is a safe fix."""
 
 CLOSE = 0.85
-"""How alike it must be to a key beside it to be meant for that rather than for one of the same name elsewhere."""
+"""Likeness to a key beside it from which on that key is meant, rather than one of the same name elsewhere."""
 
 TIED = 0.05
-"""How much less alike the second of two names may be for both to be named, and neither to be written."""
+"""Difference in likeness up to which two names are both proposed, and neither is written."""
 
 OPPOSITES = (("pre", "post"), ("enable", "disable"), ("min", "max"), ("start", "end"), ("with", "no"))
 
@@ -27,18 +27,18 @@ SHORT = {"zero": "zero_optimization", "optim": "optimizer"}
 """Sections by half their name; ds_ before it or _config after it is left out first."""
 
 ALTERNATIVES = 0.55
-"""How alike the names of two sections are that do the same for two things: offload_param and offload_optimizer."""
+"""Likeness from which on two sections do the same for two things: offload_param and offload_optimizer."""
 
 
-def alike(one: str, other: str) -> float:
+def alike(left: str, right: str) -> float:
     import difflib
 
-    return difflib.SequenceMatcher(None, one.casefold(), other.casefold()).ratio()
+    return difflib.SequenceMatcher(None, left.casefold(), right.casefold()).ratio()
 
 
-def alternatives(one: str, other: str) -> bool:
+def alternatives(left: str, right: str) -> bool:
     """Whether two sections stand side by side under like names, as bf16 and fp16: a key of one has no place there."""
-    (above, _, first), (beside, _, second) = one.rpartition("."), other.rpartition(".")
+    (above, _, first), (beside, _, second) = left.rpartition("."), right.rpartition(".")
     return above == beside and bool(first and second) and alike(first, second) > ALTERNATIVES
 
 
@@ -48,14 +48,14 @@ def words(name: str) -> tuple[str, ...]:
     return tuple(sorted(WORDS.get(word, word) for word in name.casefold().replace("-", "_").split("_")))
 
 
-def reordered(one: str, other: str) -> bool:
+def reordered(left: str, right: str) -> bool:
     """Whether two names are of the same words: comm_overlap and overlap_comm."""
-    return words(one) == words(other)
+    return words(left) == words(right)
 
 
-def opposite(one: str, other: str) -> bool:
+def opposite(left: str, right: str) -> bool:
     """Whether two names differ in a word that turns the meaning round: postscale and prescale."""
-    mine, yours = set(words(one)), set(words(other))
+    mine, yours = set(words(left)), set(words(right))
     first, second = mine - yours, yours - mine
     pairs = [pair for there in OPPOSITES for pair in (there, there[::-1])]
     for before, after in pairs:
@@ -72,7 +72,7 @@ def nearest(key: str, names: Collection[str]) -> str | None:
 
 
 def tied(key: str, near: str, names: Collection[str]) -> list[str]:
-    """The names that may be meant as well as the nearest one: about as much alike, or with all of the key's words."""
+    """Other names that may be meant as well as the nearest one: about as much alike, or with all of the key's words."""
     if reordered(key, near):
         return []
     best, mine = alike(key, near), set(words(key))

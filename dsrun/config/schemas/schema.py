@@ -19,7 +19,7 @@ AUTO = "auto"
 HF = "hf"
 ACCELERATE = "accelerate"
 FILLING = (HF, ACCELERATE)
-"""Who fills in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
+"""Readers that fill in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
 
 Node = dict[str, Any]
 Version = tuple[int, int]
@@ -34,17 +34,17 @@ def _file() -> Node:
 
 
 def as_of(entry: Any, version: Version) -> Any:
-    """What an entry of schemas/deepspeed.json is in one version; tree.MISSING where that version hasn't got it.
+    """An entry of schemas/deepspeed.json in one version; tree.MISSING where that version hasn't got it.
 
     An object whose keys are spans holds the variants of one entry: {"until 0.18": 0, "since 0.19": 1.0}.
     """
     if not isinstance(entry, dict):
         return entry
     if next(iter(entry), "").startswith(("since ", "until ")):
-        found = (value for span, value in entry.items() if _covers(span, version))
-        return as_of(next(found, tree.MISSING), version)
-    kept = {key: as_of(value, version) for key, value in entry.items()}
-    return {key: value for key, value in kept.items() if value is not tree.MISSING}
+        variants = (value for span, value in entry.items() if _covers(span, version))
+        return as_of(next(variants, tree.MISSING), version)
+    entries = {key: as_of(value, version) for key, value in entry.items()}
+    return {key: value for key, value in entries.items() if value is not tree.MISSING}
 
 
 @cache
@@ -110,42 +110,42 @@ def _load(version: Version) -> Schema:
     return Schema({**root, **named}, version)
 
 
-def types(found: Node) -> set[str]:
+def types(node: Node) -> set[str]:
     """The JSON types a node takes ("auto" aside); every type for a node that says nothing."""
-    if "anyOf" in found:
-        return {name for branch in found["anyOf"] if "const" not in branch for name in types(branch)}
-    named = found.get("type", ["object", "array", "string", "number", "integer", "boolean", "null"])
+    if "anyOf" in node:
+        return {name for branch in node["anyOf"] if "const" not in branch for name in types(branch)}
+    named = node.get("type", ["object", "array", "string", "number", "integer", "boolean", "null"])
     return {named} if isinstance(named, str) else set(named)
 
 
-def expected(found: Node) -> str:
-    """What a node takes, in words: `an integer, at least 1`, `one of none, cpu, nvme`."""
-    if "anyOf" in found:
-        return " or ".join(expected(branch) for branch in found["anyOf"] if branch.get("const") != AUTO)
-    if "const" in found:
-        return json.dumps(found["const"])
-    if "enum" in found:
+def expected(node: Node) -> str:
+    """The values that a node takes, in words: `an integer, at least 1`, `one of none, cpu, nvme`."""
+    if "anyOf" in node:
+        return " or ".join(expected(branch) for branch in node["anyOf"] if branch.get("const") != AUTO)
+    if "const" in node:
+        return json.dumps(node["const"])
+    if "enum" in node:
         return "one of " + ", ".join(
-            value if isinstance(value, str) else json.dumps(value) for value in found["enum"]
+            value if isinstance(value, str) else json.dumps(value) for value in node["enum"]
         )
     names = {"object": "a section", "array": "a list", "boolean": "true or false", "string": "a string"}
     names |= {"integer": "a whole number", "number": "a number", "null": "null"}
-    found_types = types(found) if "not" not in found else set()
+    found_types = types(node) if "not" not in node else set()
     text = (
         " or ".join(name for key, name in names.items() if key in found_types)
         or "nothing: it can't be set here"
     )
-    if isinstance(found.get("items"), Mapping) and "array" in found_types:
-        count = f"{found['minItems']} times " if found.get("minItems") else ""
-        text += f" of {count}{expected(found['items'])}"
+    if isinstance(node.get("items"), Mapping) and "array" in found_types:
+        count = f"{node['minItems']} times " if node.get("minItems") else ""
+        text += f" of {count}{expected(node['items'])}"
     words = {"minimum": "at least", "exclusiveMinimum": "more than"}
     words |= {"maximum": "at most", "exclusiveMaximum": "less than"}
-    return ", ".join([text, *(f"{word} {found[key]}" for key, word in words.items() if key in found)])
+    return ", ".join([text, *(f"{word} {node[key]}" for key, word in words.items() if key in node)])
 
 
-def as_whole(value: Any, found: Node) -> Any:
+def as_whole(value: Any, node: Node) -> Any:
     """2e8 as 200000000 at a node that takes whole numbers and no others; any other value as it is."""
-    takes = types(found)
+    takes = types(node)
     if isinstance(value, float) and value.is_integer() and "integer" in takes and "number" not in takes:
         return int(value)
     return value
@@ -168,14 +168,14 @@ class Schema:
     @cached_property
     def nodes(self) -> dict[str, Node]:
         """The schema of every key, aliases among them, by its path."""
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         todo = [("", self.root)]
         while todo:
             section, node = todo.pop()
             inner = {tree.join(section, key): child for key, child in properties_of(node).items()}
-            found.update(inner)
+            nodes.update(inner)
             todo += inner.items()
-        return found
+        return nodes
 
     def node(self, path: str) -> Node | None:
         """The schema of one key; None where there is no such key, {} below a section that takes any key."""
@@ -183,21 +183,21 @@ class Schema:
         return self._node(path) if known is None else known
 
     def _node(self, path: str) -> Node | None:
-        found = self.root
+        node = self.root
         for key in path.split("."):
-            properties = found.get("properties", {})
+            properties = node.get("properties", {})
             if key in properties:
-                found = properties[key]
-            elif _open(found):
+                node = properties[key]
+            elif _open(node):
                 return {}
             else:
                 return None
-        return found
+        return node
 
     def describe(self, path: str) -> tuple[Any, str]:
         """DeepSpeed's default (tree.MISSING where it has none) and what a key does."""
-        found = self.node(path) or {}
-        return found.get("default", tree.MISSING), found.get("description", "")
+        node = self.node(path) or {}
+        return node.get("default", tree.MISSING), node.get("description", "")
 
     def is_auto(self, path: str) -> bool:
         """Whether HF Trainer fills in "auto" at this key."""
@@ -213,9 +213,9 @@ class Schema:
         return ".".join(keys)
 
     def removed(self, path: str) -> str | None:
-        """What to do instead of a key (or below one) that DeepSpeed has removed; None for any other key."""
-        gone: dict[str, str] = self.root.get("x-removed", {})
-        return next((advice for key, advice in gone.items() if tree.under(path, key)), None)
+        """The advice for a key that DeepSpeed has removed, or that stands below one; None for any other key."""
+        removed: dict[str, str] = self.root.get("x-removed", {})
+        return next((advice for key, advice in removed.items() if tree.under(path, key)), None)
 
     def later(self, path: str) -> str | None:
         """The version that a key (or the section around it) came with, if this one hasn't got it yet."""
@@ -225,11 +225,11 @@ class Schema:
     def whole_numbers(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The same config with 2e8 as 200000000 where the schema wants a whole number."""
 
-        def fix(value: Any, found: Node) -> Any:
+        def fix(value: Any, node: Node) -> Any:
             if isinstance(value, Mapping):
-                properties = properties_of(found)
+                properties = properties_of(node)
                 return {key: fix(item, properties.get(key, {})) for key, item in value.items()}
-            return as_whole(value, found)
+            return as_whole(value, node)
 
         whole: dict[str, Any] = fix(config, self.root)
         return whole
@@ -239,8 +239,8 @@ class Schema:
         """Every key name -> the paths where it stands, aliases left out."""
         index: dict[str, list[str]] = {}
 
-        def walk(found: Node, prefix: str) -> None:
-            for key, child in properties_of(found).items():
+        def walk(node: Node, prefix: str) -> None:
+            for key, child in properties_of(node).items():
                 if "x-alias-of" not in child:
                     path = f"{prefix}.{key}" if prefix else key
                     index.setdefault(key, []).append(path)
@@ -263,11 +263,11 @@ class Schema:
         return hash(self.version)
 
 
-def properties_of(found: Node | None) -> dict[str, Node]:
+def properties_of(node: Node | None) -> dict[str, Node]:
     """The keys of a node that is a section, {} for any other."""
-    properties: dict[str, Node] = (found or {}).get("properties", {})
+    properties: dict[str, Node] = (node or {}).get("properties", {})
     return properties
 
 
-def _open(found: Node) -> bool:
-    return found.get("additionalProperties", True) is not False and "object" in types(found)
+def _open(node: Node) -> bool:
+    return node.get("additionalProperties", True) is not False and "object" in types(node)

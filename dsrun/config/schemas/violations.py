@@ -1,4 +1,4 @@
-"""Where a config violates its schema, and what to do about it.
+"""Violations: the places where a config violates its schema, and what to do about them.
 
 jsonschema judges the whole config once (`check`); the tree of its errors then goes along on a walk through the config,
 which adds what a schema can't tell:
@@ -31,7 +31,7 @@ from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
 from dsrun.config.schemas import foreign, names
 from dsrun.config.schemas.convert import converted
-from dsrun.config.schemas.guess import FEW, guess, section_like
+from dsrun.config.schemas.guess import MOST_COMPARED, guess, section_like
 from dsrun.config.schemas.schema import (
     AUTO,
     FILLING,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ErrorTree, ValidationError
     from jsonschema.protocols import Validator
 
-SAME = 0.9
-"""How alike it must be to one beside it to be that, although another tool has it too: devices, not pp_size."""
+MISSPELT = 0.9
+"""Likeness to a key beside it from which on a key is a slip of that, although another tool has it too (devices)."""
 
 OPEN_TO = ("", "zero_optimization", "fp16", "bf16", "optimizer.params", "scheduler.params")
 """Sections that a key may be moved to though the config hasn't got them yet."""
@@ -60,14 +60,12 @@ MOST = 300
 PLACEHOLDER = re.compile(
     r"(?!TRUE|FALSE|NONE|NULL|AUTO)[A-Z][A-Z0-9_]{2,},?|\$\{?\w+\}?,?|\{\{.*\}\},?|<[^<>]+>,?"
 )
-"""Where another type belongs; Hjson reads the comma after it too."""
+"""A template's placeholder, where another type belongs. Hjson reads the comma after it, too."""
 
-SHORT = 40
-"""Characters of a string that is worth remembering."""
-
-MOST_KEPT = 20_000
+MEMORY_CHARACTERS, MEMORY_SIZE = 40, 20_000
 _FITTING: dict[tuple[int, type, Any], bool] = {}
-"""(a node of a schema, which is never thrown away; a value's type and the value) -> whether it fits."""
+"""(a node's id, a value's type, the value) -> whether the value fits the node: MEMORY_SIZE of them, with texts of up to
+MEMORY_CHARACTERS. Nodes of a schema are never thrown away, so that their ids stay."""
 
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -77,20 +75,20 @@ class Violation:
     """One place where a config violates its schema."""
 
     kind: str
-    """Of a key: unknown, dotted (one key with dots, where sections were meant), foreign (another tool's), removed or
-    later (in another version), alias (a second name of one that is there). Of a value: value (wrong), converted
-    (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills in),
-    placeholder (that a tool was meant to fill in)."""
+    """The kind of a wrong key: unknown, dotted (one key with dots, where sections were meant), foreign (another
+    tool's), removed or later (in another version), alias (a second name of one that is there). Or of a wrong value:
+    value, converted (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills
+    in), placeholder (that a tool was meant to fill in)."""
     path: str
-    """With dots, from the config's root."""
+    """The dotted path from the config's root."""
     value: Any
     message: str
     suggestion: str
     refused: bool = False
-    """DeepSpeed stops at it while it reads the config."""
+    """Whether DeepSpeed stops at it while it reads the config."""
     fix: Fix | None = None
     fails: bool = False
-    """DeepSpeed reads it, and stops later. With neither, it goes on."""
+    """Whether DeepSpeed reads it, and stops later. With neither, it goes on."""
 
 
 def check(known: Schema, config: Mapping[str, Any], target: str) -> list[Violation]:
@@ -118,10 +116,10 @@ def _validator(known: Schema) -> Validator:
 
 @cache
 def _draft() -> Callable[[Node], Validator]:
-    """JSON Schema 2020-12, but that NaN is within no limit: no comparison with it holds, so jsonschema lets it pass.
-    And a list has at most MOST wrong items.
+    """JSON Schema 2020-12 with two changes: NaN is within no limit (no comparison with it holds, so jsonschema lets it
+    pass), and a list has at most MOST wrong items.
 
-    Imported here, as it takes a third of what `dsrun preset` may take. For jsonschema, too, true is no number
+    Imported here, as it takes a third of the time that `dsrun preset` may take. For jsonschema, too, true is no number
     and 1.0 is an integer.
     """
     from jsonschema import Draft202012Validator, ValidationError
@@ -136,14 +134,16 @@ def _draft() -> Callable[[Node], Validator]:
         return judge
 
     def items(validator: Validator, node: Any, value: Any, around: Node) -> Iterator[ValidationError]:
-        """As many wrong items of a list as are ever shown: tens of thousands take seconds."""
-        found = Draft202012Validator.VALIDATORS["items"](validator, node, value, around)
-        yield from islice(found or (), MOST)
+        """The wrong items of a list, up to the number that is ever shown: tens of thousands take seconds."""
+        errors = Draft202012Validator.VALIDATORS["items"](validator, node, value, around)
+        yield from islice(errors or (), MOST)
 
     def properties(
         validator: Validator, nodes: Mapping[str, Node], value: Any, _node: Node
     ) -> Iterator[ValidationError]:
-        """Of the keys that are there, those whose value isn't known to be right: folders hold the same ones often."""
+        """The errors of a section's keys. Values that are known to be right are passed over: the files of a folder
+        have many in common.
+        """
         for key in value if isinstance(value, dict) else ():
             if key in nodes and not _known_to_fit(validator, nodes[key], value[key]):
                 yield from validator.descend(value[key], nodes[key], path=key, schema_path=key)  # type: ignore[attr-defined]
@@ -157,10 +157,10 @@ def _draft() -> Callable[[Node], Validator]:
 
 def _known_to_fit(validator: Validator, node: Node, value: Any) -> bool:
     """Whether a single value is right, from memory where it can be kept."""
-    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > SHORT):
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > MEMORY_CHARACTERS):
         return False
     key = (id(node), type(value), value)
-    if key not in _FITTING and len(_FITTING) < MOST_KEPT:
+    if key not in _FITTING and len(_FITTING) < MEMORY_SIZE:
         _FITTING[key] = bool(validator.evolve(schema=node).is_valid(value))
     return _FITTING.get(key, False)
 
@@ -290,6 +290,8 @@ class _Walk:
         advice, meant, idle, stray = guess(self.schema, path)
         text = f"unknown key: DeepSpeed {_fate(checked)}"
         kind, safe = "unknown", True
+        # The guess by likeness gives way to what is known for sure: another tool's key by that name, or a whole section
+        # recognised by its content. A fix is made last, and only where its place is free.
         if (known := foreign.lookup(path)) and not self.misspelt(path, meant):
             text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
             advice, meant, kind, safe, stray = known.advice, known.to or None, "foreign", False, False
@@ -311,7 +313,7 @@ class _Walk:
         """Whether a key is so like one beside it in a section that it is no other tool's by that name."""
         (section, _, key), (home, _, name) = path.rpartition("."), (meant or "").rpartition(".")
         beside = bool(section) and section == home and path != meant
-        return beside and names.alike(key, name) >= SAME and not foreign.is_path(path)
+        return beside and names.alike(key, name) >= MISSPELT and not foreign.is_path(path)
 
     def competing_key(self, path: str, meant: str, beside: Mapping[str, Any]) -> str | None:
         """The key that is at the place that one was meant for, or another that was meant for it too."""
@@ -324,7 +326,7 @@ class _Walk:
         names = [name, *(alias for alias, node in holder.items() if node.get("x-alias-of") == name)]
         if isinstance(there, Mapping) and (taken := next((known for known in names if known in there), None)):
             return taken if section == home else f"{home}.{taken}" if home else taken
-        others = beside if len(beside) <= FEW else ()
+        others = beside if len(beside) <= MOST_COMPARED else ()
         return next(
             (other for other in others if other != key and self.meant_path(section, other) == meant), None
         )
@@ -367,32 +369,39 @@ class _Walk:
 
     def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
+        # From the surest reading to the least: a placeholder, a value of another type that DeepSpeed or a reader can
+        # convert, and last a value that is simply wrong.
         # Where DeepSpeed takes any string, "CPU" is a wrong one and not a name that was to be replaced.
         takes_any = fits(_enforced(node), value) if checked else "string" in types(node)
         if unfilled(value) and not fits(node, value.lower()) and not takes_any:
             refused, fails = _stops(value, node)
             return Violation("placeholder", path, value, "", "", refused or checked, fails=fails)
-        number = tree.MISSING if "object" in types(node) else converted(value, node)
-        said = f"is {shorten(value)}"
-        if number is not tree.MISSING and fits(node, number):
-            fix = Fix((Edit("replace", path, number),))
-            advice = f"Write {json.dumps(number)}."
+        converted_value = tree.MISSING if "object" in types(node) else converted(value, node)
+        given = f"is {shorten(value)}"
+        if converted_value is not tree.MISSING and fits(node, converted_value):
+            fix = Fix((Edit("replace", path, converted_value),))
+            advice = f"Write {json.dumps(converted_value)}."
             if checked:
-                text = f"{said}, a {_kind(value)} that DeepSpeed converts"
+                text = f"{given}, a {_kind(value)} that DeepSpeed converts"
                 return Violation("converted", path, value, text, advice, fix=fix)
-            if types(node) & {"boolean"} and bool(value) != bool(number):
-                text = f"{said}, a string, which counts as true here"
+            if types(node) & {"boolean"} and bool(value) != bool(converted_value):
+                text = f"{given}, a string, which counts as true here"
                 return Violation("flag", path, value, text, advice, fix=fix)
             if types(node) & {"boolean"}:
                 return Violation(
-                    "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
+                    "converted",
+                    path,
+                    value,
+                    f"{given}, which counts as {json.dumps(converted_value)}",
+                    advice,
+                    fix=fix,
                 )
             refused, fails = _stops(value, node)
             return Violation(
-                "value", path, value, f"{said}, a {_kind(value)}", advice, refused, fix=fix, fails=fails
+                "value", path, value, f"{given}, a {_kind(value)}", advice, refused, fix=fix, fails=fails
             )
         refused, fails = _stops(value, node)
-        read = value if number is tree.MISSING else number
+        read = value if converted_value is tree.MISSING else converted_value
         refused = refused or (checked and (_too_large(value, node) or not fits(_enforced(node), read)))
         return Violation(
             "value", path, value, f"can't be {shorten(value)}", _wanted(node), refused, fails=fails

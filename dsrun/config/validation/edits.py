@@ -1,4 +1,4 @@
-"""Fixes: changes to a config as values, which rules propose, and how they are made in the file's text.
+"""Fixes: changes to a config as values, which rules propose, and the same changes in the file's text.
 
 The text is changed where the value stands, and then read again: a change counts only if the new text holds
 exactly what `apply` gives, with no new kind of syntax issue. What can't be placed so is left to the user.
@@ -28,7 +28,7 @@ MAX_READ = 100_000
 COMMENT = r"(?:#[^\r\n]*|//[^\r\n]*|/\*[\s\S]*?\*/)"
 GAP = re.compile(rf"(?:[ \t\r\n]|{COMMENT})*")
 OWN = re.compile(rf"(?:[ \t]*(,))?(?:(?:[ \t]*{COMMENT})*(?=[ \t]*(?:[\r\n}}]|\Z)))?")
-"""What belongs to a member of an object: the comma after it, and comments up to the end of its line."""
+"""The end of an object's member: the comma after it, and comments up to the end of its line."""
 SWALLOWED = re.compile(r"([ \t]*,)?([ \t]*(?:(?<=[ \t,])(?:#|//|/\*).*)?)\Z")
 """The comma and comment that Hjson reads as part of a text without quotes."""
 LOOSE = frozenset(("unquoted-text", "python-literal", "non-finite", "bad-number"))
@@ -45,8 +45,8 @@ def apply(config: Mapping[str, Any], edits: tuple[Edit, ...]) -> dict[str, Any]:
     for edit in edits:
         if edit.op == "add":
             tree.put(result, edit.path, edit.value)
-        elif edit.op != "plain" and (found := _holder(result, edit.path)):
-            holder, key = found
+        elif edit.op != "plain" and (place := _holder(result, edit.path)):
+            holder, key = place
             if edit.op == "replace":
                 holder[key] = edit.value
             elif isinstance(holder, dict):
@@ -57,7 +57,7 @@ def apply(config: Mapping[str, Any], edits: tuple[Edit, ...]) -> dict[str, Any]:
 
 
 def _holder(config: Mapping[str, Any], path: str) -> tuple[Any, Any] | None:
-    """The object or list that holds what is at a path, and its key or index there."""
+    """The object or list that holds the value at a path, and its key or index there; None where the path is gone."""
     holder: Any = None
     key: Any = None
     value: Any = config
@@ -101,7 +101,7 @@ def fixed(document: Document, fixes: Iterable[Fix], dialect: str) -> Document:
     taken: list[str] = []
     for fix in fixes[: MAX_READ // max(1, len(document.text))]:
         paths = [path for edit in fix.edits for path in (edit.path, _target(edit))]
-        if any(tree.under(one, other) or tree.under(other, one) for one in paths for other in taken):
+        if any(tree.under(path, earlier) or tree.under(earlier, path) for path in paths for earlier in taken):
             continue
         after: Document | None = document
         for edit in fix.edits:
@@ -113,17 +113,19 @@ def fixed(document: Document, fixes: Iterable[Fix], dialect: str) -> Document:
 
 
 def _edited(document: Document, edit: Edit, dialect: str, kinds: set[str]) -> Document | None:
-    """The document after an edit; kinds: of the syntax issues that its text may have. None if it can't be placed."""
+    """The document after an edit; None if it can't be placed. kinds: the syntax issues that its text may have."""
     if not isinstance(document.value, dict) or not _writable(edit):
         return None
     wanted = apply(document.value, (edit,))
+    # Nothing here trusts the splicing: a text is only a proposal, and the one that is read back with exactly the wanted
+    # value, and no new kind of issue, is taken. So `_texts` may try layouts that do not fit every file.
     for text in _texts(document, edit, dialect, kinds):
         try:
-            found = documents.read(text, document.name, dialect)
+            after = documents.read(text, document.name, dialect)
         except DsrunError:
             continue
-        if {issue.kind for issue in found.issues} <= kinds and _same(found.value, wanted):
-            return found
+        if {issue.kind for issue in after.issues} <= kinds and _same(after.value, wanted):
+            return after
     return None
 
 
@@ -136,19 +138,19 @@ def _writable(edit: Edit) -> bool:
     return _target(edit).count(".") < MAX_DEPTH
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """Whether two values are equal: true is not 1, but 1 is 1.0 (Hjson reads the second as the first)."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(item, other[key]) for key, item in one.items())
-    if isinstance(one, list) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other or (one != one and other != other))  # noqa: PLR0124
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(item, right[key]) for key, item in left.items())
+    if isinstance(left, list) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    return bool(left == right or (left != left and right != right))  # noqa: PLR0124
 
 
 def _texts(document: Document, edit: Edit, dialect: str, kinds: set[str]) -> Iterator[str]:
-    """What the text could be after an edit, the best first."""
+    """Proposals for the text after an edit, the best first."""
     text, entry = document.text, document.entries.get(edit.path)
     free = tree.get(document.value, _target(edit), tree.MISSING) is tree.MISSING
     if edit.op == "add":
@@ -182,6 +184,8 @@ def _replaced(document: Document, entry: EntrySpans, value: Any) -> Iterator[str
 
 def _removed(document: Document, path: str, entry: EntrySpans) -> Iterator[str]:
     """The text without an entry, one comma, the comments behind it, and its line if nothing else is there."""
+    # `before` is the text between the entry and the one ahead of it (or the brace), `after` the text up to the next one
+    # (or the brace). Both keep their comments; what goes is the entry with its own end, and one comma of the two.
     text, section = document.text, path.rpartition(".")[0]
     members, home = _members(document, section), document.entries[section].value
     braces, at = int(text[home.start : home.start + 1] == "{"), members.index(entry)
@@ -203,15 +207,15 @@ def _removed(document: Document, path: str, entry: EntrySpans) -> Iterator[str]:
 
 
 def _own(text: str, entry: EntrySpans) -> tuple[bool, int]:
-    """Whether a comma follows an entry on its line, and where what belongs to the entry ends."""
-    found = OWN.match(text, entry.whole.end)
-    return bool(found and found[1]), found.end() if found else entry.whole.end
+    """Whether a comma follows an entry on its line, and the offset where all that belongs to the entry ends."""
+    match = OWN.match(text, entry.whole.end)
+    return bool(match and match[1]), match.end() if match else entry.whole.end
 
 
 def _without_comma(gap: str) -> str:
     """A text between two members without its comma."""
-    found = GAP.match(gap)
-    at = found.end() if found else 0
+    match = GAP.match(gap)
+    at = match.end() if match else 0
     return gap[:at] + gap[at + 1 :]
 
 
@@ -251,8 +255,8 @@ def _added(document: Document, path: str, value: Any) -> Iterator[str]:
 def _members(document: Document, section: str) -> list[EntrySpans]:
     """The entries of a section, in the order of the text; none where a key with dots stands in the way."""
     keys = tree.get(document.value, section, ()) if section else document.value
-    found = [document.entries.get(tree.join(section, key)) for key in keys]
-    return sorted(filter(None, found), key=lambda entry: entry.whole.start)
+    entries = [document.entries.get(tree.join(section, key)) for key in keys]
+    return sorted(filter(None, entries), key=lambda entry: entry.whole.start)
 
 
 def _indent(text: str, entry: EntrySpans) -> str:
@@ -272,20 +276,20 @@ def _spliced(text: str, start: int, end: int, new: str) -> str:
 
 @dataclass(frozen=True)
 class _Written:
-    """A value as the text has it. indent: that of the line where it stood."""
+    """A value in the words of the text. indent: the blanks at the beginning of the line where it stood."""
 
     text: str
     indent: str
 
 
 class _Layout(NamedTuple):
-    """How new text is written, as the rest of the file is."""
+    """The style of new text, which is that of the rest of the file."""
 
     unit: str | None
     """One step of indentation; None: all on one line."""
     newline: str
     colon: str
-    """With the blanks around it."""
+    """The colon with the blanks around it."""
 
     @classmethod
     def of(cls, document: Document, *, flat: bool = False) -> _Layout:
@@ -329,7 +333,7 @@ REWRITABLE = frozenset({
 })  # fmt: skip
 """The kinds of syntax issues that `plain_json` can write as JSON."""
 STRICT = frozenset(("bom", "duplicate-key", "non-finite", "big-number", "lone-surrogate"))
-"""Those that Python's json reads over."""
+"""The kinds of syntax issues that Python's json reads over."""
 
 
 def plain_json(document: Document, *, drop_comments: bool = False) -> str | None:
@@ -340,19 +344,21 @@ def plain_json(document: Document, *, drop_comments: bool = False) -> str | None
     """
     kinds = REWRITABLE | {"comment"} if drop_comments else REWRITABLE
     try:
-        found = first = documents.read(document.text, document.name, "json", most_issues=len(document.text))
-        while issues := [issue for issue in found.issues if issue.kind in kinds]:
-            text = _rewritten(found, issues)  # but for those inside another one
-            found = documents.read(text, document.name, "json", most_issues=len(text))
-            if not _same(found.value, first.value):
+        rewritten = first = documents.read(
+            document.text, document.name, "json", most_issues=len(document.text)
+        )
+        while issues := [issue for issue in rewritten.issues if issue.kind in kinds]:
+            text = _rewritten(rewritten, issues)  # those inside another one wait for the next round
+            rewritten = documents.read(text, document.name, "json", most_issues=len(text))
+            if not _same(rewritten.value, first.value):
                 return None
     except DsrunError:
         return None
-    return found.text
+    return rewritten.text
 
 
 def _rewritten(document: Document, issues: list[SyntaxIssue]) -> str:
-    """The text with each issue written as JSON, but for those inside another one."""
+    """The text with each issue written as JSON. Issues inside another one are left."""
     text, parts, done = document.text, [], 0
     for issue in sorted(
         issues, key=lambda issue: (issue.place.start, issue.kind != "no-braces", -issue.place.end)
@@ -368,7 +374,7 @@ def _rewritten(document: Document, issues: list[SyntaxIssue]) -> str:
 
 
 def _as_json(kind: str, written: str) -> str:
-    """What JSON has in the place of an issue."""
+    """The text that JSON has in the place of an issue."""
     if kind in ("comment", "trailing-comma"):
         return ""
     if kind in ("missing-comma", "no-braces"):
@@ -406,7 +412,7 @@ def patch(before: str, after: str, name: str) -> str:
     """A unified diff of two texts of the file `name`, for `patch -p1` and git; empty if they are the same."""
     old, new = ([line for line in re.split(r"(?<=\n)", text) if line] for text in (before, after))
     name = name.lstrip("/") + ("\t" if " " in name else "")  # a tab ends a name with blanks
-    found = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )

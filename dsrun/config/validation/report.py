@@ -16,25 +16,25 @@ from dsrun.words import counted, listed, printable
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
-SHOWN = 5
-"""Other places of a note that are listed."""
+MOST_PLACES = 5
+"""Other places of a note that are listed, at most."""
 LONGEST = 2000
-"""Characters of a path, message or suggestion that are shown to people; machines get them whole."""
+"""Characters of a path, message or suggestion that are shown to people, at most; machines get them whole."""
 
 
 def text(results: Sequence[ValidationResult]) -> str:
     """Each finding on its line, then the line it stands in and what would be right.
 
-    What is said of several keys of a section is said once, and so is a note that several files get.
+    Findings that say the same of several keys of a section are shown once, and so is a note that several files get.
     """
     groups: dict[tuple[object, ...], list[tuple[ValidationResult, LocatedFinding]]] = {}
     for result, located in _each(results):
-        groups.setdefault(_said_once(result, located), []).append((result, located))
+        groups.setdefault(_shared(result, located), []).append((result, located))
     return "".join(f"{_block(group)}\n" for group in groups.values())
 
 
-def _said_once(result: ValidationResult, located: LocatedFinding) -> tuple[object, ...]:
-    """What findings have in common that are shown together."""
+def _shared(result: ValidationResult, located: LocatedFinding) -> tuple[object, ...]:
+    """The facts that findings share which are shown together."""
     finding = located.finding
     if finding.severity == "note":
         return finding.rule, located.path
@@ -107,8 +107,8 @@ def row(result: ValidationResult, located: LocatedFinding) -> dict[str, Any]:
 def summary(results: Sequence[ValidationResult]) -> str:
     """`2 errors and 1 warning in 3 files`."""
     counts = {name: sum(result.count(name) for result in results) for name in rules.SEVERITIES}
-    said = [counted(count, name) for name, count in counts.items() if count] or ["no findings"]
-    return f"{listed(said)} in {counted(len(results), 'file')}"
+    counts_in_words = [counted(count, name) for name, count in counts.items() if count] or ["no findings"]
+    return f"{listed(counts_in_words)} in {counted(len(results), 'file')}"
 
 
 def _each(results: Iterable[ValidationResult]) -> Iterator[tuple[ValidationResult, LocatedFinding]]:
@@ -120,7 +120,7 @@ def _shown(located: LocatedFinding) -> str:
 
 
 def _message(located: LocatedFinding) -> str:
-    """What is wrong, and with which key: it stands alone."""
+    """The message with the key that it is about, so that it can stand alone."""
     return f"{located.path}: {located.finding.message}" if located.path else located.finding.message
 
 
@@ -130,7 +130,7 @@ def _plain(value: str) -> str:
 
 
 def _block(group: Sequence[tuple[ValidationResult, LocatedFinding]]) -> str:
-    """What is said once of one or more places."""
+    """The text of a finding at one or more places."""
     (result, located), *others = group
     finding = located.finding
     keys = dict.fromkeys(other.path.rpartition(".")[2] for _, other in others if other.path != located.path)
@@ -143,8 +143,8 @@ def _block(group: Sequence[tuple[ValidationResult, LocatedFinding]]) -> str:
     lines.append(f"    {_plain(finding.suggestion)}{_option(finding)}")
     elsewhere = [_at(other, place) for other, place in others if other.name != result.name]
     if elsewhere:
-        more = f" and {len(elsewhere) - SHOWN} more" if len(elsewhere) > SHOWN else ""
-        lines.append(f"    Also at {', '.join(elsewhere[:SHOWN])}{more}.")
+        more = f" and {len(elsewhere) - MOST_PLACES} more" if len(elsewhere) > MOST_PLACES else ""
+        lines.append(f"    Also at {', '.join(elsewhere[:MOST_PLACES])}{more}.")
     return "\n".join(lines) + "\n"
 
 
@@ -161,7 +161,7 @@ def _option(finding: Finding) -> str:
 
 
 def _escaped(value: str, also: str = "") -> str:
-    """As GitHub wants it: percent-encoded line ends, and in options commas and colons too."""
+    """A value as GitHub wants it: percent-encoded line ends, and in options commas and colons, too."""
     return "".join(f"%{ord(char):02X}" if char in "%\r\n" + also else char for char in value)
 
 
@@ -178,13 +178,13 @@ def _described(rule: rules.Rule) -> dict[str, Any]:
 
 def _result(result: ValidationResult, located: LocatedFinding, rule_index: int) -> dict[str, Any]:
     finding = located.finding
-    what = {"artifactLocation": {"uri": _uri(result.name)}, "region": _region(result, located)}
+    physical = {"artifactLocation": {"uri": _uri(result.name)}, "region": _region(result, located)}
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
         "level": LEVELS[finding.severity],
         "message": {"text": f"{_plain(_message(located))}. {_plain(finding.suggestion)}"},
-        "locations": [{"physicalLocation": what}],
+        "locations": [{"physicalLocation": physical}],
     }
 
 

@@ -1,4 +1,4 @@
-"""Which texts `dsrun validate` checks: files, folders, and what comes through a pipe."""
+"""The texts that `dsrun validate` checks: files, folders, and a pipe's."""
 
 from __future__ import annotations
 
@@ -22,17 +22,12 @@ STDIN = "-"
 SUFFIXES = (".json", ".json5", ".jsonc", ".hjson")
 YAML = (".yaml", ".yml")
 SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages"))
-# What a DeepSpeed config is called, for texts that can't tell by themselves.
+# Usual names of a DeepSpeed config, for texts that can't tell by themselves.
 NAME = re.compile(r"deepspeed|(?:^|[^a-z])(?:ds|zero)(?:[^a-z]|$)", re.IGNORECASE)
 # Keys that only a DeepSpeed config has at the top level.
-TELLING = frozenset(
-    (
-        "zero_optimization",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "zero_allow_untested_optimizer",
-    )
-)
+TELLING = frozenset({
+    "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class ConfigText:
     name: str
     data: bytes
     path: Path | None
-    """None for what came through the pipe."""
+    """Its file; None for the pipe's text."""
 
     @property
     def is_yaml(self) -> bool:
@@ -54,13 +49,13 @@ def gather(names: Iterable[str]) -> tuple[list[ConfigText], list[Problem]]:
 
     In a folder, every file that looks like a DeepSpeed config.
     """
-    found: dict[str, ConfigText] = {}
+    texts: dict[str, ConfigText] = {}
     problems: list[Problem] = []
     for name in names:
         with collected(problems):
             for source in _behind(name, problems):
-                found.setdefault(_identity(source), source)
-    return list(found.values()), problems
+                texts.setdefault(_identity(source), source)
+    return list(texts.values()), problems
 
 
 def one(name: str) -> ConfigText:
@@ -71,7 +66,7 @@ def one(name: str) -> ConfigText:
 
 
 def _identity(source: ConfigText) -> str:
-    """What two names of the same file have in common."""
+    """The identity of a text, the same for two names of one file."""
     return STDIN if source.path is None else os.path.realpath(source.path)
 
 

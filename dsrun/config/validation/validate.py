@@ -1,6 +1,6 @@
-"""From the text of a deepspeed.json to findings with their places: what `dsrun validate` is made of.
+"""From the text of a deepspeed.json to findings with their places: the core of `dsrun validate`.
 
-Pure: text in, findings out. Which files, and how findings are shown, is for others (sources.py, report.py).
+Pure: text in, findings out. sources.py chooses the files, report.py shows the findings.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SWALLOWING = ("python-literal", "non-finite", "bad-number", "unquoted-text")
 
 @dataclass(frozen=True)
 class RuleSelection:
-    """Which findings count: of which rules, and how severe at least."""
+    """The findings that count: of which rules, and how severe at least."""
 
     select: tuple[str, ...] = ()
     """Ids or their beginnings ("DS2" is every rule of ZeRO); none is all."""
     ignore: tuple[str, ...] = ()
     level: str = "note"
-    """The least severe that counts. A rule that is selected by its whole id counts at any."""
+    """The least severity that counts. A rule that is selected by its whole id counts at any."""
 
     def takes(self, rule_id: str) -> bool:
         return (not self.select or rule_id.startswith(self.select)) and not rule_id.startswith(self.ignore)
@@ -56,24 +56,24 @@ class LocatedFinding:
 
     finding: Finding
     path: str
-    """As the file spells it: with an alias, or the keys of a YAML."""
+    """The path as the file spells it: with an alias, or the keys of a YAML."""
     place: Span
-    """What to underline."""
+    """The text to underline."""
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What was found in one file."""
+    """The findings in one file."""
 
     name: str
     target: str
     """The reader that was assumed: deepspeed, hf, accelerate or lightning."""
     findings: tuple[LocatedFinding, ...]
-    """In the order of the file."""
+    """The findings in the order of the file."""
     document: Document | None = None
     """None where the file can't be read."""
     hidden: int = 0
-    """Findings that are less severe than was asked for."""
+    """The number of findings that are too little severe to be shown."""
 
     def count(self, severity: str) -> int:
         return sum(located.finding.severity == severity for located in self.findings)
@@ -87,7 +87,7 @@ def validate(
     target: str | None = None,
     selection: RuleSelection | None = None,
 ) -> ValidationResult:
-    """Check a config's text. target: who reads it; None finds it out from the text.
+    """Check a config's text. target: its reader; None finds it out from the text.
 
     Raises DsrunError only where the file is not to blame, as for an unknown version.
     """
@@ -105,10 +105,12 @@ def validate_document(
     selection: RuleSelection,
     in_file: Callable[[str], str] = lambda path: path,
 ) -> ValidationResult:
-    """The result on a document. in_file: for a path of the config, the path in the file."""
+    """The result on a document. in_file: turns a path of the config into the file's path."""
     unwanted = set(ignored(read.value))
-    found = rules.run(read.value, setting, read.issues)
-    chosen = [finding for finding in found if selection.takes(finding.rule) and finding.rule not in unwanted]
+    findings = rules.run(read.value, setting, read.issues)
+    chosen = [
+        finding for finding in findings if selection.takes(finding.rule) and finding.rule not in unwanted
+    ]
     shown = [finding for finding in chosen if selection.shows(finding)]
     locator = _Locator(read, schema.load(setting.version), in_file)
     located = sorted((locator.of(finding) for finding in shown), key=_order)
@@ -150,7 +152,7 @@ def _as_hjson(data: bytes, lenient: Document) -> Document:
 
 
 def reader(config: Mapping[str, Any], setting: Setting) -> str:
-    """Who a config is for: HF Trainer where there are TrainingArguments, or an "auto" that it fills in."""
+    """The reader that a config is for: HF Trainer where there are TrainingArguments, or an "auto" that it fills in."""
     known = schema.load(setting.version)
     autos = any(value == schema.AUTO and known.is_auto(path) for path, value in tree.leaves(config))
     return schema.HF if autos or setting.trainer is not None else setting.target
@@ -172,7 +174,7 @@ def _order(located: LocatedFinding) -> tuple[int, int, int, str]:
 
 
 class _Locator:
-    """Finds the places of findings in a document. in_file: for a path of the config, the path in the file."""
+    """The places of findings in a document. in_file: turns a path of the config into the file's path."""
 
     def __init__(self, read: Document, known: schema.Schema, in_file: Callable[[str], str]) -> None:
         self.read = read
@@ -182,7 +184,7 @@ class _Locator:
 
     @cached_property
     def spelled(self) -> dict[str, str]:
-        """The path as rules name it (aliases resolved) -> as the file spells it."""
+        """Paths as rules name them (aliases resolved) -> as the file spells them."""
         return {self.known.canonical(path): path for path in self.read.entries if path}
 
     def of(self, finding: Finding) -> LocatedFinding:
@@ -212,9 +214,10 @@ def apply_fixes(
 ) -> ValidationResult:
     """The result after its fixes: `document` holds the new text.
 
-    Rounds, as one fix may show the next. Unsafe ones wait until nothing safe is left: they may no longer be needed.
-    Where DeepSpeed would refuse more in the end, as what was off or misspelt has slips of its own, each fix has to show
-    that it doesn't bring that about.
+    They are applied in rounds, as one fix may show the next. Unsafe ones wait until nothing safe is left: they may no
+    longer be needed. A section that was off or misspelt may have slips of its own, at which DeepSpeed stops once it is
+    read. Where it would refuse more in the end than before, all is done again with each fix by itself, and those that
+    add a refusal are left out.
     """
     setting = replace(setting, target=result.target)
     fixed = _fixed(result, setting, selection, unsafe=unsafe, one_by_one=False)
@@ -231,8 +234,8 @@ def _fixed(
         if read is None:
             break
         findings = [located.finding for located in result.findings if selection.fixes(located.finding)]
-        found = [finding.fix for finding in findings if finding.fix]
-        groups = [[fix for fix in found if fix.safe], [fix for fix in found if unsafe and not fix.safe]]
+        fixes = [finding.fix for finding in findings if finding.fix]
+        groups = [[fix for fix in fixes if fix.safe], [fix for fix in fixes if unsafe and not fix.safe]]
         texts = (
             _one_by_one(read, group, setting) if one_by_one else edits.fixed(read, group, setting.dialect)
             for group in groups

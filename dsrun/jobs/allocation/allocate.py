@@ -22,7 +22,7 @@ from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
 from dsrun.jobs.launchers import AUTO, ON_THIS_MACHINE
 
 DEEPSPEED_HOSTFILE = Path("/job/hostfile")
-"""What DeepSpeed reads where no hostfile is named (deepspeed/launcher/runner.py, DLTS_HOSTFILE); dsrun does not."""
+"""The hostfile that DeepSpeed reads by default (deepspeed/launcher/runner.py, DLTS_HOSTFILE); dsrun does not."""
 NAME_HOSTS = "Name hosts: --hostfile FILE, or --hosts node[01-16]:8"
 
 
@@ -48,10 +48,13 @@ def allocate(
     """
     selection.check_together(
         {
-            "--include": request.include, "--exclude": request.exclude, "--devices": request.devices,
-            "--gpus": request.gpus, "--nodes": request.nodes,
+            "--include": request.include,
+            "--exclude": request.exclude,
+            "--devices": request.devices,
+            "--gpus": request.gpus,
+            "--nodes": request.nodes,
         }
-    )  # fmt: skip
+    )
     candidates = find_candidates(request, connection, machine, environ)
     if candidates is None:
         return _on_this_machine(request, connection, machine, environ)
@@ -88,16 +91,16 @@ def _filtered(request: DeviceRequest, machine: Machine, visible: VisibleDevices)
     texts = ((request.include, "@"), (request.exclude, "@"), (request.devices, ","))
     names = sorted({name for text, sign in texts for name in named_hosts(text, sign)})
     if others := [name for name in names if not ssh.is_here(name)]:
-        what = f"{option}: {', '.join(others)} is not this machine, and no hosts are named"
-        raise DsrunError(what, hint=NAME_HOSTS)
+        fault = f"{option}: {', '.join(others)} is not this machine, and no hosts are named"
+        raise DsrunError(fault, hint=NAME_HOSTS)
     if len(names) > 1:
         raise DsrunError(f"{option}: {' and '.join(names)} are both this machine", hint="Use one name.")
     numbers = [gpu.index for gpu in machine.gpus] if machine.accelerator == "cuda" else machine.indices
     entry = HostSlots(names[0] if names else LOCAL, max(numbers) + 1, 0)
-    found = selection.select(
+    selected = selection.select(
         [entry], request.include, request.exclude, devices=request.devices, source="this machine"
     )
-    ((host, slots),) = found.hosts
+    ((host, slots),) = selected.hosts
     if request.exclude is not None:
         left = VisibleDevices(tuple(index for index in visible.indices if index in slots), visible.limit)
         if not left.indices:
@@ -105,6 +108,6 @@ def _filtered(request: DeviceRequest, machine: Machine, visible: VisibleDevices)
                 f"{option} leaves nothing of {visible.limit or 'this machine'}", hint="Exclude fewer."
             )
         return choice.free(machine, None, left)
-    if host in found.whole:
+    if host in selected.whole:
         return choice.named(machine, visible.indices, option, visible)
     return choice.named(machine, slots if request.devices else ordered(slots, visible), option, visible)

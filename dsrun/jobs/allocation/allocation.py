@@ -14,26 +14,26 @@ from dsrun.job.job import HostDevices, world_size_of
 
 ASK_S = 30.0
 FEW = 4
-"""Hosts that a line names before it only counts."""
+"""Host names in a line; the rest are only counted."""
 
 Ask = Callable[[Sequence[str]], Sequence[HostAnswer]]
-"""Asks hosts for their facts, in their order."""
+"""Asks hosts for their facts; the answers are in the hosts' order."""
 
 
 @dataclass(frozen=True)
 class HostAllocation:
-    """What a job gets of one host."""
+    """A host's part of a job's devices."""
 
     host: HostDevices
     """The host and its devices as job.json has them: under Slurm, positions among what Slurm gave."""
     machine: Machine | None
-    """What is known of the host, or what stands for it; None: nothing."""
+    """The host as far as it is known, or a machine that stands for it; None: unknown."""
     gpus: tuple[int, ...]
     """The devices as `machine` numbers them."""
     here: bool = False
-    """The host is this machine."""
+    """Whether the host is this machine."""
     asked: bool = True
-    """`machine` is the host's own."""
+    """Whether `machine` is the host itself, not one that stands for it."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
 
@@ -51,7 +51,7 @@ class Allocation:
 
     @property
     def hosts(self) -> tuple[HostDevices, ...]:
-        """As job.json has them."""
+        """The hosts as job.json has them."""
         return tuple(entry.host for entry in self.entries)
 
     @property
@@ -63,21 +63,23 @@ class Allocation:
 
     @property
     def known(self) -> bool:
-        """Whether it is known of any host what it has."""
+        """Whether any host's devices are known."""
         return any(entry.machine for entry in self.entries)
 
     @property
     def machine(self) -> Machine:
-        """What the planner counts with. One host: the host. Several: a machine that has the GPUs of all, numbered by
-        rank, the fewest cores, and of memory what a host with the most ranks would have if each of them had as little
-        as the scarcest host gives."""
+        """The machine that the planner counts with.
+
+        One host: the host. Several: a machine with the GPUs of all, numbered by rank, the fewest cores, and as much
+        memory as a host with the most ranks would have if each rank had as little as on the scarcest host.
+        """
         if len(self.entries) == 1 and self.entries[0].machine:
             return self.entries[0].machine
         return _together(self.entries, self.accelerator)
 
     @property
     def own_machine(self) -> Machine:
-        """`machine` with the job's GPUs alone, where they are known: of several kinds others don't count."""
+        """`machine` with the job's GPUs alone, where they are known: other kinds of GPU in it don't count."""
         machine = self.machine
         own = tuple(gpu for gpu in machine.gpus if self.known and gpu.index in self.devices)
         return replace(machine, gpus=own) if own else machine
@@ -95,7 +97,7 @@ class Allocation:
         return world_size_of(self.hosts)
 
     def seen_again(self, machine: Machine) -> Allocation:
-        """The same, with this machine as it is now."""
+        """The same allocation, with this machine as it is now."""
         entries = (
             replace(entry, machine=machine) if entry.here and entry.asked else entry for entry in self.entries
         )
@@ -109,10 +111,10 @@ def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
 
 def alike(machine: Machine, gpus: int, nodes: int) -> Allocation:
     """`gpus` devices of each of so many hosts that are like this machine."""
-    chosen = free_first(machine, gpus, {})
+    gpu_indices = free_first(machine, gpus, {})
     hosts = unnamed_hosts(gpus, nodes)
     return Allocation(
-        tuple(HostAllocation(host, machine, chosen, asked=False) for host in hosts),
+        tuple(HostAllocation(host, machine, gpu_indices, asked=False) for host in hosts),
         machine.accelerator,
         launcher="",
     )
@@ -123,14 +125,14 @@ class RankPlace(NamedTuple):
 
     host: str
     device: str
-    """As CUDA is told."""
+    """The device's name for CUDA."""
     rank: int
     local_rank: int
-    """Its number on its host."""
+    """The rank's number on its host."""
 
 
 def rank_places(hosts: Sequence[HostDevices]) -> list[RankPlace]:
-    """Of each rank, from 0."""
+    """The places of all ranks, in order."""
     places = (
         (host.host, device, local_rank)
         for host in hosts
@@ -155,18 +157,18 @@ def in_words(hosts: Sequence[HostDevices]) -> str:
 
 
 def ask_hosts(hosts: Sequence[str]) -> Sequence[HostAnswer]:
-    """What `dsrun doctor` asks, too."""
+    """Ask hosts for their facts, as `dsrun doctor` does."""
     return ssh.ask(hosts, {"python": sys.executable}, ASK_S)
 
 
 def remembered(ask: Ask) -> Ask:
-    """The same, asking each host once."""
-    found: dict[str, HostAnswer] = {}
+    """The same, but each host is asked once."""
+    answers: dict[str, HostAnswer] = {}
 
     def again(hosts: Sequence[str]) -> Sequence[HostAnswer]:
-        if new := [host for host in hosts if host not in found]:
-            found.update(zip(new, ask(new), strict=True))
-        return [found[host] for host in hosts]
+        if new := [host for host in hosts if host not in answers]:
+            answers.update(zip(new, ask(new), strict=True))
+        return [answers[host] for host in hosts]
 
     return again
 
@@ -181,16 +183,16 @@ def _together(entries: Sequence[HostAllocation], accelerator: str) -> Machine:
     ]
     cores = min((machine.cpu_cores for _, machine in known), default=1)
     memory = int(min(rams) * most) if rams else None
-    on = f"{len(entries)} host{'s' * (len(entries) > 1)}"
+    where = f"{len(entries)} host{'s' * (len(entries) > 1)}"
     if accelerator == "cpu" or not known:
-        return Machine(accelerator, (), cores, on, memory)
+        return Machine(accelerator, (), cores, where, memory)
     gpus = []
     for entry, machine in known:
         by_index = {gpu.index: gpu for gpu in machine.gpus}
         gpus += [by_index[index] for index in entry.gpus]
     kinds = " and ".join(dict.fromkeys(gpu.name for gpu in gpus))
     numbered = tuple(replace(gpu, index=rank, parent=None) for rank, gpu in enumerate(gpus))
-    return Machine(accelerator, numbered, cores, f"{len(gpus)} x {kinds} on {on}", memory)
+    return Machine(accelerator, numbered, cores, f"{len(gpus)} x {kinds} on {where}", memory)
 
 
 def few(hosts: Sequence[str]) -> str:

@@ -21,12 +21,12 @@ from dsrun.jobs.launchers import AUTO, KUBERNETES
 from dsrun.jobs.launchers.kubernetes import pods
 from dsrun.jobs.launchers.slurm import allocation as slurm
 from dsrun.jobs.launchers.slurm.allocation import SlurmJob
-from dsrun.options.groups import DeviceOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import DeviceOptions
 
 HOSTFILE = entries(DeviceOptions)["hostfile"]
 SCONTROL_S = 20
-"""A controller that is busy takes a while to answer."""
+"""Time that a busy controller may take to answer."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class HostCandidates:
     """The hosts to choose from."""
 
     name: str
-    """Who names them, for messages."""
+    """Where the hosts come from, for messages."""
     entries: tuple[HostSlots, ...]
     file: Path | None = None
-    """The hostfile that they stand in."""
+    """The hostfile, if they come from one."""
     every_slot: bool = False
-    """Nobody said how many slots they have: as many as there are devices."""
+    """Whether nobody said how many slots they have: as many as there are devices."""
     slurm: SlurmJob | None = None
-    """The job whose hosts they are."""
+    """The Slurm job whose hosts they are."""
     pods: bool = False
-    """They are pods of one job, each of them like this one, and all take part."""
+    """Whether they are pods of one job: each like this one, and all take part."""
     notes: tuple[str, ...] = ()
 
     def where(self, entry: HostSlots) -> str:
-        """The place in the file, or who names it."""
+        """The host's place in the file, or where the hosts come from."""
         return f"{self.file}:{entry.line}" if self.file else self.name
 
 
@@ -125,6 +125,7 @@ def _from_slurm(
 ) -> HostCandidates | None:
     """The job's hosts, with what Slurm gave on each as slots; None where that is this machine alone."""
     cpu = choice.cpu_reason(machine, environ)
+    # salloc's shell on a login node isn't told of --gres, nor is a job whose hosts have different shares.
     if job.gpus is None and not cpu:
         job = _with_details(job, environ)
     if connection.launcher == AUTO and len(job.hosts) == 1 and ssh.is_here(job.hosts[0]):
@@ -150,7 +151,7 @@ def _from_slurm(
 
 
 def _with_details(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
-    """The job with what scontrol says of its GPUs: salloc's shell on a login node isn't told of --gres."""
+    """The job with the GPUs that scontrol reports, if it does."""
     words = slurm.details_command(job.job_id)
     if shutil.which(words[0], path=environ.get("PATH", "")):
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # then --gpus is asked for
@@ -166,11 +167,11 @@ def _check_visible(job: SlurmJob, machine: Machine, environ: Mapping[str, str]) 
     """Raise DsrunError where more GPUs of this machine, the job's only host, are visible than Slurm gave."""
     if job.gpus is None or machine.accelerator == "cpu":
         return
-    found = len(choice.visible_devices(machine, environ).indices)
-    if found <= job.gpus[0]:
+    visible = len(choice.visible_devices(machine, environ).indices)
+    if visible <= job.gpus[0]:
         return
     value = environ.get(VISIBLE)
-    shows = f"{VISIBLE} doesn't say which" if value is None else f"{VISIBLE}={value} shows {found}"
+    shows = f"{VISIBLE} doesn't say which" if value is None else f"{VISIBLE}={value} shows {visible}"
     which = environ.get("SLURM_JOB_GPUS") or environ.get("SLURM_STEP_GPUS")
     hint = (
         f"Slurm itself says: export {VISIBLE}={which}"
@@ -184,8 +185,8 @@ def _check_visible(job: SlurmJob, machine: Machine, environ: Mapping[str, str]) 
 
 def named_hosts(text: str | None, sign: str) -> list[str]:
     """The hosts in a filter (sign: @), where a name may stand alone, or in --devices (a comma), where it may not."""
-    found = []
+    names = []
     for part in text.split(sign) if text is not None else ():
         name, colon, _ = part.strip().rpartition(":")
-        found += [name] if colon else [part.strip()] if sign == "@" else []
-    return [name for name in dict.fromkeys(found) if name]
+        names += [name] if colon else [part.strip()] if sign == "@" else []
+    return [name for name in dict.fromkeys(names) if name]

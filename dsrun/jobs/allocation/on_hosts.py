@@ -25,17 +25,17 @@ NO_WAIT = f"--wait is for this machine's GPUs only; {OTHERS}"
 
 
 class _Host(NamedTuple):
-    """A host that is chosen."""
+    """A host that was selected."""
 
     entry: HostSlots
     slots: tuple[int, ...]
-    """What the options leave of it."""
+    """The slots that the options leave of it."""
     whole: bool
-    """No single slot of it was named."""
+    """Whether no single slot of it was named."""
     machine: Machine | None
-    """What is known of it."""
+    """The host as far as it is known."""
     here: bool
-    """It is this machine."""
+    """Whether it is this machine."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,30 @@ class HostsAllocator:
     request: DeviceRequest
     connection: ConnectionOptions
     machine: Machine
-    """This one."""
+    """This machine."""
     environ: Mapping[str, str]
     ask: Ask
     candidates: HostCandidates
 
     def allocation(self) -> Allocation:
-        """What the job gets. Raises DsrunError and BusyError as `allocate` does."""
+        """The job's allocation. Raises DsrunError and BusyError as `allocate` does."""
         request, candidates, entries = self.request, self.candidates, self.candidates.entries
         self._check_launcher()
         machines: dict[str, Machine | None] = {}
         if candidates.every_slot and not candidates.slurm:
             machines = self._machines([entry.host for entry in entries])
             entries = tuple(replace(entry, slots=_slots(machines[entry.host])) for entry in entries)
-        found = selection.select(
-            entries, request.include, request.exclude, devices=request.devices, gpus=request.gpus,
-            nodes=request.nodes, source=candidates.name,
-        )  # fmt: skip
+        selected = selection.select(
+            entries,
+            request.include,
+            request.exclude,
+            devices=request.devices,
+            gpus=request.gpus,
+            nodes=request.nodes,
+            source=candidates.name,
+        )
         by_name = {entry.host: entry for entry in entries}
-        names = [name for name, _ in found.hosts]
+        names = [name for name, _ in selected.hosts]
         if candidates.pods and len(names) < len(entries):
             left = [name for name in by_name if name not in names]
             raise DsrunError(
@@ -71,8 +76,8 @@ class HostsAllocator:
             )
         machines = machines or self._machines(names)
         hosts = [
-            _Host(by_name[name], slots, name in found.whole, machines[name], ssh.is_here(name))
-            for name, slots in found.hosts
+            _Host(by_name[name], slots, name in selected.whole, machines[name], ssh.is_here(name))
+            for name, slots in selected.hosts
         ]
         accelerator = self._accelerator(hosts)
         if accelerator == "cuda":
@@ -99,19 +104,21 @@ class HostsAllocator:
             hint = "Ask Slurm for hosts: salloc --nodes 2, or dsrun submit."
             raise DsrunError("--launcher slurm: this is not inside a job of Slurm's", hint=hint)
         if strange := [entry.host for entry in self.candidates.entries if entry.host not in job.hosts]:
-            what = f"--launcher slurm: {few(strange)} is in {self.candidates.name}, but not in Slurm's job {job.job_id}"
-            raise DsrunError(what, hint=f"That has {few(job.hosts)}.")
+            where = f"in {self.candidates.name}, but not in Slurm's job {job.job_id}"
+            raise DsrunError(
+                f"--launcher slurm: {few(strange)} is {where}", hint=f"That has {few(job.hosts)}."
+            )
 
     # Asking
 
     def _machines(self, hosts: Sequence[str]) -> dict[str, Machine | None]:
-        """What is known of each host. Raises DsrunError with all that don't answer."""
-        found: dict[str, Machine | None] = {
+        """The machine of each host, None where it isn't known. Raises DsrunError with all hosts that don't answer."""
+        machines: dict[str, Machine | None] = {
             host: self.machine if self.candidates.pods or ssh.is_here(host) else None for host in hosts
         }
-        others = [host for host, machine in found.items() if machine is None]
+        others = [host for host, machine in machines.items() if machine is None]
         if self.candidates.slurm or not self.connection.check or not others:
-            return found
+            return machines
         cpu = choice.cpu_reason(self.machine, self.environ)
         problems = []
         for host, answer in zip(others, self.ask(others), strict=True):
@@ -120,15 +127,15 @@ class HostsAllocator:
                 problems.append(Problem(f"does not answer: {answer.fault}", host, hint))
                 continue
             try:
-                found[host] = choice.from_facts(answer.facts, cpu)
+                machines[host] = choice.from_facts(answer.facts, cpu)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                what = f"gives an answer that dsrun can't read: {type(error).__name__}: {error}"
-                problems.append(Problem(what, host, f"See: dsrun doctor --hosts {host}"))
+                fault = f"gives an answer that dsrun can't read: {type(error).__name__}: {error}"
+                problems.append(Problem(fault, host, f"See: dsrun doctor --hosts {host}"))
         raise_all(problems)
-        return found
+        return machines
 
     def _accelerator(self, hosts: Sequence[_Host]) -> str:
-        """ "cuda" or "cpu", for all. Raises DsrunError where hosts differ."""
+        """The accelerator of all hosts: "cuda" or "cpu". Raises DsrunError where they differ."""
         kinds: dict[str, list[_Host]] = {}
         for host in hosts:
             if host.machine is not None and not (self.candidates.slurm and self.candidates.slurm.gpus):
@@ -136,11 +143,12 @@ class HostsAllocator:
         if len(kinds) > 1:
             on_gpus, on_cpus = ([host.entry.host for host in kinds[kind]] for kind in ("cuda", "cpu"))
             first, machine = on_cpus[0], kinds["cpu"][0].machine
-            what = f"{few(on_gpus)} would train on GPUs, and {few(on_cpus)} on CPUs"
+            fault = f"{few(on_gpus)} would train on GPUs, and {few(on_cpus)} on CPUs"
             hint = f"{first}: {machine.reason if machine else ''}. Leave it out: --exclude {first}"
-            raise DsrunError(what, hint=f"{hint}; or DS_ACCELERATOR=cpu for all.")
+            raise DsrunError(fault, hint=f"{hint}; or DS_ACCELERATOR=cpu for all.")
         if choice.cpu_reason(self.machine, self.environ):
             return "cpu"
+        # Slurm's hosts were not asked: there are CPU slots only where it gave no GPUs (candidates.py).
         if self.candidates.slurm:
             return "cpu" if self.candidates.every_slot else "cuda"
         return next(iter(kinds), "cuda")
@@ -150,32 +158,32 @@ class HostsAllocator:
         problems = []
         here = [host.entry for host in hosts if host.here]
         if len(here) > 1:
-            what = f"{' and '.join(entry.host for entry in here)} are both this machine"
-            problems.append(Problem(what, self.candidates.where(here[1]), "Name it once."))
+            fault = f"{' and '.join(entry.host for entry in here)} are both this machine"
+            problems.append(Problem(fault, self.candidates.where(here[1]), "Name it once."))
         for entry, machine in ((host.entry, host.machine) for host in hosts):
             count = _slots(machine)
             if machine is not None and not self.candidates.slurm and entry.slots > count:
-                what = f"host {entry.host} has {count} GPU{'s' * (count != 1)}, and {entry.slots} slots"
+                fault = f"host {entry.host} has {count} GPU{'s' * (count != 1)}, and {entry.slots} slots"
                 hint = f"Write slots={count}, or see nvidia-smi on it."
-                problems.append(Problem(what, self.candidates.where(entry), hint))
+                problems.append(Problem(fault, self.candidates.where(entry), hint))
         raise_all(problems)
 
     # Slots become devices
 
     def _entries(self, hosts: Sequence[_Host], accelerator: str) -> list[HostAllocation]:
-        """Every host's. Raises DsrunError with the problems of all hosts."""
-        found: list[HostAllocation] = []
+        """The allocations of all hosts. Raises DsrunError with the problems of all hosts."""
+        entries: list[HostAllocation] = []
         errors: list[DsrunError] = []
         for host in hosts:
             try:
-                found.append(self._entry(host, accelerator))
+                entries.append(self._entry(host, accelerator))
             except DsrunError as error:
                 errors.append(error)
         if len(errors) == 1:
             raise errors[0]  # a BusyError can be waited for
         if errors:
             raise DsrunError(problem for error in errors for problem in error.problems)
-        return found
+        return entries
 
     def _entry(self, host: _Host, accelerator: str) -> HostAllocation:
         name, slots, machine = host.entry.host, host.slots, host.machine
@@ -190,11 +198,11 @@ class HostsAllocator:
         try:
             chosen, lines = self._chosen(host, machine, self._visible(host, machine))
         except BusyError as error:
-            what = error.problems[0].what
+            fault = error.problems[0].what
             if host.here:
-                first = f"{name}: {what.splitlines()[0]}"
+                first = f"{name}: {fault.splitlines()[0]}"
                 raise BusyError(first, error.lines, hint=WAIT.format(host=name)) from error
-            raise DsrunError(what, where=name, hint=NO_WAIT.format(host=name)) from error
+            raise DsrunError(fault, where=name, hint=NO_WAIT.format(host=name)) from error
         devices = HostDevices(name, chosen, choice.cuda_uuids(machine, chosen))
         if devices.visible and self.candidates.pods and len(self.candidates.entries) > 1:
             hint = "Train in one pod, or give the pods whole GPUs."
@@ -203,18 +211,20 @@ class HostsAllocator:
         return HostAllocation(devices, machine, chosen, host.here, notes=notes)
 
     def _visible(self, host: _Host, machine: Machine) -> VisibleDevices:
-        """What CUDA_VISIBLE_DEVICES leaves of a host's slots: it counts on this machine, and in pods like it."""
-        found, entry = VisibleDevices(machine.indices), host.entry
+        """The slots that CUDA_VISIBLE_DEVICES leaves of a host: it counts on this machine, and in pods like it."""
+        visible, entry = VisibleDevices(machine.indices), host.entry
         if host.here or self.candidates.pods:
-            found = choice.visible_devices(machine, self.environ)
-        found = VisibleDevices(tuple(index for index in found.indices if index < entry.slots), found.limit)
-        if not found.indices:
+            visible = choice.visible_devices(machine, self.environ)
+        visible = VisibleDevices(
+            tuple(index for index in visible.indices if index < entry.slots), visible.limit
+        )
+        if not visible.indices:
             raise DsrunError(
-                f"{found.limit or 'it'} leaves none of the {entry.slots} slots of host {entry.host}",
+                f"{visible.limit or 'it'} leaves none of the {entry.slots} slots of host {entry.host}",
                 where=self.candidates.where(entry),
-                hint=f"Unset {VISIBLE}, or name other devices." if found.limit else "",
+                hint=f"Unset {VISIBLE}, or name other devices." if visible.limit else "",
             )
-        return found
+        return visible
 
     def _chosen(
         self, host: _Host, machine: Machine, visible: VisibleDevices
@@ -222,6 +232,8 @@ class HostsAllocator:
         """The devices of a host whose GPUs are known, and notes. Raises BusyError where others use them."""
         name, slots, request, limit = host.entry.host, host.slots, self.request, visible.limit
         notes = []
+        # --gpus N takes free ones; whole hosts are narrowed by CUDA_VISIBLE_DEVICES; slots that are named are taken as
+        # they are, in use or not, since the user looked at them.
         if request.gpus is not None:
             chosen = choice.free(machine, request.gpus, visible)
             return chosen, choice.notes(machine, chosen, visible)
@@ -239,12 +251,13 @@ class HostsAllocator:
         busy = gpu_use.in_use(machine)
         by_name = request.include is not None or request.devices is not None
         if not by_name and (taken := [index for index in chosen if index in busy]):
-            what = f"{len(taken)} of {len(chosen)} GPUs {'is' if len(taken) == 1 else 'are'} in use"
-            raise BusyError(what, [gpu_use.in_words(index, busy[index]) for index in taken])
+            fault = f"{len(taken)} of {len(chosen)} GPUs {'is' if len(taken) == 1 else 'are'} in use"
+            raise BusyError(fault, [gpu_use.in_words(index, busy[index]) for index in taken])
         return chosen, [*notes, *choice.notes(machine, chosen, visible, by_name=True)]
 
     def _slurm_entry(self, host: str, slots: tuple[int, ...], *, here: bool) -> HostAllocation:
-        """What Slurm gave is numbered from 0; on each host Slurm sets CUDA_VISIBLE_DEVICES to what that means there."""
+        """A host of Slurm's. Slots are numbered from 0; Slurm sets CUDA_VISIBLE_DEVICES to their meaning on each
+        host."""
         value = self.environ.get(VISIBLE)
         if not here or self.machine.accelerator == "cpu" or value is None:
             return HostAllocation(HostDevices(host, slots), None, slots)
@@ -260,7 +273,7 @@ class HostsAllocator:
         return HostAllocation(devices, self.machine, tuple(indices[slot] for slot in slots), here=True)
 
     def _ignored_restriction(self, hosts: Sequence[_Host], accelerator: str) -> Iterator[str]:
-        """A note, where this shell restricts devices and only other hosts' are used."""
+        """A note where this shell restricts devices, and only those of other hosts are used."""
         value = self.environ.get(VISIBLE)
         if value is None or accelerator == "cpu" or self.candidates.slurm or any(host.here for host in hosts):
             return
@@ -269,7 +282,7 @@ class HostsAllocator:
 
 
 def _slots(machine: Machine | None) -> int:
-    """How many slots a host can have."""
+    """Number of slots that a host can have."""
     if machine is None:
         return 0
     if machine.accelerator == "cpu":
@@ -280,23 +293,23 @@ def _slots(machine: Machine | None) -> int:
 def _with_stand_ins(
     entries: list[HostAllocation], machine: Machine, accelerator: str
 ) -> tuple[list[HostAllocation], tuple[str, ...]]:
-    """This machine in place of hosts of which nothing is known, and a note that says so."""
+    """The allocations with this machine in place of hosts that are not known, and a note about it."""
     unknown = [entry.host.host for entry in entries if entry.machine is None]
     if not unknown:
         return entries, ()
-    what = f"{few(unknown)} {'was' if len(unknown) == 1 else 'were'} not asked"
+    unasked = f"{few(unknown)} {'was' if len(unknown) == 1 else 'were'} not asked"
     if machine.accelerator != accelerator:
-        return entries, (f"{what}: what they have is not known",)
+        return entries, (f"{unasked}: what they have is not known",)
     indices = machine.indices
 
     def stand_in(entry: HostAllocation) -> HostAllocation:
         gpus = tuple(indices[number % len(indices)] for number, _ in enumerate(entry.gpus))
         return replace(entry, machine=machine, gpus=gpus, asked=False)
 
-    found = [entry if entry.machine else stand_in(entry) for entry in entries]
-    return found, (f"{what}: the plan takes every one of them to be like this machine",)
+    completed = [entry if entry.machine else stand_in(entry) for entry in entries]
+    return completed, (f"{unasked}: the plan takes every one of them to be like this machine",)
 
 
 def ordered(slots: tuple[int, ...], visible: VisibleDevices) -> tuple[int, ...]:
-    """In the order of CUDA_VISIBLE_DEVICES, which DeepSpeed's filters have none of their own against."""
+    """Slots in the order of CUDA_VISIBLE_DEVICES. (DeepSpeed's filters keep no order of their own.)"""
     return (*(i for i in visible.indices if i in slots), *(i for i in slots if i not in visible.indices))

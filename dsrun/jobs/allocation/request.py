@@ -1,4 +1,4 @@
-"""What the user says of where a job runs: which devices, and how other hosts are reached."""
+"""The user's request for where a job runs: which devices, and how other hosts are reached."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 from dsrun.job.job import HostDevices, world_size_of
 from dsrun.jobs.launchers import AUTO, KUBERNETES, ON_THIS_MACHINE, SLURM
-from dsrun.options.groups import DeviceOptions
+from dsrun.options.table import DeviceOptions
 
 
 class DeviceRequest(DeviceOptions):
-    """Which devices of which hosts; None where the user says nothing."""
+    """Which devices of which hosts; None for each option that isn't given."""
 
     @property
     def option(self) -> str:
-        """The one that names devices, as the user wrote it; empty where none does."""
+        """The option that names devices, as the user wrote it; empty where none does."""
         given = {"include": self.include, "exclude": self.exclude, "devices": self.devices}
         return next((f"--{name} {value}" for name, value in given.items() if value is not None), "")
 
     def or_like(self, hosts: tuple[HostDevices, ...], launcher: str) -> DeviceRequest:
-        """This, or where nothing is said what a job had before: as many devices of this machine or under Slurm, all of
-        today's pods, the very same of other hosts."""
+        """This request, or where it is empty that of an earlier job: as many devices of this machine or under Slurm,
+        all of today's pods, the very same devices of other hosts."""
         if self != DeviceRequest() or launcher == KUBERNETES:
             return self
         if launcher == ON_THIS_MACHINE:
@@ -38,12 +38,12 @@ class ConnectionOptions:
 
     launcher: str = AUTO
     check: bool = True
-    """Ask the hosts what they have before relying on them."""
+    """Whether hosts are asked for their facts before they are relied on."""
     master_addr: str | None = None
-    """Where the ranks meet; None: the first host."""
+    """Address where the ranks meet; None: the first host."""
     master_port: int | None = None
-    """None: a free one."""
+    """Port there; None: a free one."""
     env: tuple[str, ...] = ()
-    """Variables that the ranks are to have, too: NAME, or NAME=VALUE."""
+    """More variables for the ranks: NAME, or NAME=VALUE."""
     cluster_env: Mapping[str, str] = field(default_factory=dict)
-    """The variables that the cluster's file gives."""
+    """Variables from the cluster's file."""

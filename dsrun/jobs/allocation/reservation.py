@@ -1,4 +1,4 @@
-"""A job's devices, chosen: looked at only, or locked until the job has ended, and waited for if need be."""
+"""A job's devices: only previewed, or locked until the job has ended, and waited for if need be."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dsrun.jobs.allocation.allocation import Allocation, Ask, ask_hosts, remembe
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
 
 POLL_S = 5.0
-"""Between two looks at the GPUs while waiting."""
+"""Time between two looks at the GPUs while waiting."""
 RACES = 5
-"""How often another dsrun may be faster before that is an error."""
+"""How often another dsrun may take the devices first before that is an error."""
 
 
 class Allocator(Protocol):
@@ -31,36 +31,36 @@ class Allocator(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the last allocation, for the user."""
+        """Lines about the last allocation, for the user."""
 
     @property
     def connection(self) -> ConnectionOptions:
-        """How hosts are reached, and what their environment gets."""
+        """How hosts are reached, and the variables of their ranks."""
 
     def allocate(self, request: DeviceRequest) -> Allocation:
-        """Raises DsrunError where they can't be had."""
+        """The devices of a job. Raises DsrunError where they can't be had."""
 
 
 @dataclass
 class Preview:
-    """What a job would get now; nothing is locked."""
+    """The allocation that a job would get now; nothing is locked."""
 
     machine: Machine
     environ: Mapping[str, str]
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     ask: Ask = ask_hosts
-    """How other hosts are asked."""
+    """Asks other hosts for their facts."""
     notes: tuple[str, ...] = ()
 
     def allocate(self, request: DeviceRequest) -> Allocation:
-        """What it would get."""
-        found = allocate(request, self.connection, self.machine, self.environ, self.ask)
-        self.notes = found.notes
-        return found
+        """The allocation that the job would get."""
+        allocation = allocate(request, self.connection, self.machine, self.environ, self.ask)
+        self.notes = allocation.notes
+        return allocation
 
 
 def idle(machine: Machine) -> Machine:
-    """The machine as it is when nobody uses its GPUs: what a job that waits will find."""
+    """The machine as if nobody used its GPUs: a job that waits will find it so."""
     gpus = (replace(gpu, use=None, memory_free_bytes=None) for gpu in machine.gpus)
     return replace(machine, gpus=tuple(gpus))
 
@@ -75,14 +75,14 @@ class Reservation:
     machine: Machine
     environ: Mapping[str, str]
     look: Callable[[], Machine]
-    """Asks this machine again what it has."""
+    """Looks at this machine again."""
     tell: Callable[[str], None]
-    """Called with a line for the user."""
+    """Shows the user a line."""
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     ask: Ask = ask_hosts
-    """How other hosts are asked."""
+    """Asks other hosts for their facts."""
     wait_min: float | None = None
-    """How long to wait for free devices at most, in minutes; None: not at all."""
+    """Longest wait for free devices, in minutes; None: no wait."""
     notes: tuple[str, ...] = ()
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -96,47 +96,51 @@ class Reservation:
         self._stack.close()
 
     def allocate(self, request: DeviceRequest) -> Allocation:
-        """Lock them. Raises BusyError where they are in use, and DsrunError where they are not free in time."""
-        found = self._locked(request)
-        self.notes = found.notes
-        if not found.gpus_here:
-            return found
+        """Lock devices. Raises BusyError where they are in use, and DsrunError where they don't get free in time."""
+        allocation = self._locked(request)
+        self.notes = allocation.notes
+        if not allocation.gpus_here:
+            return allocation
         self._look()  # the free memory that counts is that of GPUs that no other dsrun takes any more
-        return found.seen_again(self.machine)
+        return allocation.seen_again(self.machine)
 
     def _locked(self, request: DeviceRequest) -> Allocation:
-        start, told, races = time.monotonic(), False, 0
+        start, notified, races = time.monotonic(), False, 0
         while True:
             try:
-                found = self._chosen(request)
+                allocation = self._chosen(request)
             except BusyError as error:
                 if self.wait_min is None:
                     raise
                 if time.monotonic() - start >= self.wait_min * 60:
                     raise _too_late(error, self.wait_min) from error
-                if not told:
+                if not notified:
                     self.tell(f"waiting ({'; '.join(error.lines)})")
-                    told = True
+                    notified = True
                 time.sleep(POLL_S)
                 self._look()
                 continue
+            # Another dsrun may lock the same devices between the look and the lock. While waiting that is no error:
+            # the next round takes others. Without --wait a few lost races are enough to say so.
             try:
-                self._lock(found.gpus_here)
+                self._lock(allocation.gpus_here)
             except BusyError:
                 races += 1
                 if races == RACES and self.wait_min is None:
                     raise
                 self._look()
                 continue
-            return found
+            return allocation
 
     def _chosen(self, request: DeviceRequest) -> Allocation:
-        found = allocate(request, self.connection, self.machine, self.environ, self.ask)
-        busy = {index: use for index, use in gpu_use.in_use(self.machine).items() if index in found.gpus_here}
+        allocation = allocate(request, self.connection, self.machine, self.environ, self.ask)
+        busy = {
+            index: use for index, use in gpu_use.in_use(self.machine).items() if index in allocation.gpus_here
+        }
         if busy and self.wait_min is not None:  # GPUs that are named are waited for, too
             lines = [gpu_use.in_words(index, use) for index, use in busy.items()]
             raise BusyError(f"{request.option}: in use", lines)
-        return found
+        return allocation
 
     def _lock(self, indices: tuple[int, ...]) -> None:
         uuids = [gpu.uuid for gpu in self.machine.gpus if gpu.index in indices]
@@ -144,12 +148,12 @@ class Reservation:
             self._stack.enter_context(gpu_locks.locked(uuids, gpu_locks.this_process()))
 
     def _look(self) -> None:
-        found = self.look()
-        if found.accelerator != self.machine.accelerator:
+        machine = self.look()
+        if machine.accelerator != self.machine.accelerator:
             raise DsrunError(
-                f"the GPUs do not answer any more: {found.reason}", hint="Does nvidia-smi show them?"
+                f"the GPUs do not answer any more: {machine.reason}", hint="Does nvidia-smi show them?"
             )
-        self.machine = found
+        self.machine = machine
 
 
 def _too_late(error: BusyError, wait_min: float) -> DsrunError:

@@ -12,7 +12,7 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:  # `dsrun plan` uses modules beside this one, and none of these
     from dsrun.job.job import Job, ScriptJob
-    from dsrun.options.table import Resolved
+    from dsrun.options.layers import Resolved
 
 J = TypeVar("J", "Job", "ScriptJob")
 NO_TEXT = re.compile(r'[^"]*[\ud800-\udfff][^"]*')
@@ -37,5 +37,5 @@ class PlannedJob(Generic[J]):
             hint = "Rename it, or the folder of that name."
             if encoding != "utf-8":
                 hint = "Take a locale of UTF-8 (LC_ALL=C.UTF-8), or export PYTHONUTF8=1."
-            what = f"can't be decoded as {encoding}, which this locale's names are in"
-            raise DsrunError(what, where=shown, hint=hint)
+            fault = f"can't be decoded as {encoding}, which this locale's names are in"
+            raise DsrunError(fault, where=shown, hint=hint)

@@ -9,11 +9,11 @@ from dsrun.config.presets.fsdp import HOST, FsdpPreset
 from dsrun.errors import DsrunError, Problem
 from dsrun.job.job import FsdpSpec, HostDevices, world_size_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG
+from dsrun.options.layers import Resolved, Source
 from dsrun.options.optimizers import OPTIMIZERS
-from dsrun.options.table import Resolved, Source
+from dsrun.options.table import CONFIG
 
-ABLE = tuple(name for name, one in OPTIMIZERS.items() if one.fsdp)
+ABLE = tuple(name for name, optimizer in OPTIMIZERS.items() if optimizer.fsdp)
 """The optimizers that step sharded weights."""
 
 
@@ -26,7 +26,8 @@ def spec_of(
     grad_clip: float,
     freezes: bool,
 ) -> FsdpSpec:
-    """How the preset trains on these hosts. batch: micro batch and accumulation; freezes: an adapter is trained.
+    """FSDP's settings from a preset on these hosts. batch: micro batch and accumulation; freezes: an adapter is
+    trained.
 
     Raises DsrunError where the hosts can't share the model as the preset says.
     """
@@ -44,36 +45,38 @@ def spec_of(
 def _shard_ranks(chosen: FsdpPreset, preset: str, hosts: Sequence[HostDevices]) -> int:
     where, counts = f"preset {preset}", sorted({len(host.devices) for host in hosts}) or [1]
     if chosen.shard_over == HOST and len(counts) > 1:
-        what = f"divides the model over the devices of each host, and hosts have {counts[0]} and {counts[-1]}"
-        raise DsrunError(what, where=where, hint="Use as many on each (--gpus), or take --preset fsdp.")
+        fault = (
+            f"divides the model over the devices of each host, and hosts have {counts[0]} and {counts[-1]}"
+        )
+        raise DsrunError(fault, where=where, hint="Use as many on each (--gpus), or take --preset fsdp.")
     return chosen.shard_ranks(world_size_of(hosts) or 1, counts[0], where)
 
 
 def optimizer_params(chosen: FsdpPreset, name: str) -> dict[str, Any]:
-    """What the optimizer's class gets beside the learning rate."""
+    """Arguments of the optimizer's class beside the learning rate."""
     defaults = {key: value for key, value in OPTIMIZERS[name].defaults.items() if key != "lr"}
     return {**defaults, **chosen.optimizer}
 
 
-def refusals(chosen: FsdpPreset, preset: str, asked: Resolved[FinetuneOptions]) -> list[Problem]:
-    """What of the options, and of the preset's own optimizer table, FSDP can't do."""
-    return [*_options(preset, asked), *_parameters(chosen, preset, asked.options.optimizer)]
+def refusals(chosen: FsdpPreset, preset: str, resolved: Resolved[FinetuneOptions]) -> list[Problem]:
+    """Problems of options, and of the preset's own optimizer table, that FSDP can't follow."""
+    return [*_options(preset, resolved), *_parameters(chosen, preset, resolved.options.optimizer)]
 
 
-def _options(preset: str, asked: Resolved[FinetuneOptions]) -> Iterator[Problem]:
-    options, other = asked.options, "Leave it out, or take --preset zero3."
+def _options(preset: str, resolved: Resolved[FinetuneOptions]) -> Iterator[Problem]:
+    options, other = resolved.options, "Leave it out, or take --preset zero3."
     if options.overrides:
-        what = f"sets keys of DeepSpeed's config, and preset {preset} is trained with FSDP"
-        yield Problem(what, f"--set {options.overrides[0]}", other)
-    if options.nvme_path is not None and asked.source("nvme_path") > Source.ENVIRONMENT:
-        what = f"is for DeepSpeed's offload, and preset {preset} is trained with FSDP"
-        yield Problem(what, "--nvme-path", "Leave it out, or take --preset zero3-nvme.")
+        fault = f"sets keys of DeepSpeed's config, and preset {preset} is trained with FSDP"
+        yield Problem(fault, f"--set {options.overrides[0]}", other)
+    if options.nvme_path is not None and resolved.source("nvme_path") > Source.ENVIRONMENT:
+        fault = f"is for DeepSpeed's offload, and preset {preset} is trained with FSDP"
+        yield Problem(fault, "--nvme-path", "Leave it out, or take --preset zero3-nvme.")
     if options.muon_lr is not None:
         yield Problem("is for muon, which needs whole matrices", "--muon-lr", other.replace("zero3", "zero2"))
     if options.precision == "fp16":
-        what = "is fp16, whose loss scaling FSDP doesn't have here"
+        fault = "is fp16, whose loss scaling FSDP doesn't have here"
         yield Problem(
-            what, "--precision", "Take bf16, or fp32 where the GPUs have no bf16; zero3 trains in fp16."
+            fault, "--precision", "Take bf16, or fp32 where the GPUs have no bf16; zero3 trains in fp16."
         )
     if options.optimizer not in ABLE:
         name = "the config's own" if options.optimizer == CONFIG else options.optimizer

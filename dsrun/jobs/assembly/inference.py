@@ -1,4 +1,4 @@
-"""From a run or a model's folder to the process that asks it: what `dsrun chat` and `dsrun evaluate` start."""
+"""From a run or a model's folder to the process that asks the model, for `dsrun chat` and `dsrun evaluate`."""
 
 from __future__ import annotations
 
@@ -30,21 +30,16 @@ from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.helper_process import result_of
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import (
-    EvaluationOptions,
-    FormatOptions,
-    InferenceOptions,
-    LengthOptions,
-    StepOptions,
-)
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
+from dsrun.options.table import EvaluationOptions, FormatOptions, InferenceOptions, LengthOptions, StepOptions
 
 CHAT, EVALUATE = "dsrun.training.inference.chat_process", "dsrun.training.inference.generate"
 PACKAGES = {
     CHAT: ("torch", "transformers", "accelerate"),
     EVALUATE: ("torch", "transformers", "accelerate", "pyarrow", *SCORE_PACKAGES),
 }
-"""What the two processes import."""
+"""Packages that the two processes import."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +65,13 @@ class InferenceDevice:
     accelerator: str
     """cpu or cuda."""
     precision: str
-    """Of weights and activations: fp16, bf16 or fp32."""
+    """Type of weights and activations: fp16, bf16 or fp32."""
     env: dict[str, str]
     """The whole environment of the process, in which only this device is visible."""
     device: str
     """Its name, for the user."""
     note: str = ""
-    """What the user should know of it: somebody else uses it, too. Empty where there is nothing to say."""
+    """A remark for the user, that somebody else uses it, too; else empty."""
 
 
 def find(text: str, adapter: Path | None = None) -> Found:
@@ -85,10 +80,10 @@ def find(text: str, adapter: Path | None = None) -> Found:
     adapter: --adapter, to use with a model's folder. Raises DsrunError where there is no model, or none that can answer
     yet, with what to do.
     """
-    found = _named(text)
+    model = _named(text)
     if adapter is None:
-        return found
-    if found.run or found.adapter or _is_adapter(found.folder):
+        return model
+    if model.run or model.adapter or _is_adapter(model.folder):
         raise DsrunError(
             "is for a model's folder; a run or an adapter's folder has its own",
             where="--adapter",
@@ -96,7 +91,7 @@ def find(text: str, adapter: Path | None = None) -> Found:
         )
     path = adapter.expanduser().absolute()
     adapters.read_adapter(path)
-    return replace(found, adapter=path)
+    return replace(model, adapter=path)
 
 
 def _named(text: str) -> Found:
@@ -150,13 +145,13 @@ def _of_run(path: Path) -> Found:
         _checked(run.model)
         return Found(run.model, job.model.prompt_format, path, job)
     if _is_adapter(path / ADAPTER) and run.state == "finished":
-        found = _of_adapter(path / ADAPTER)
-        return replace(found, prompt_format=job.model.prompt_format, run=path, job=job)
+        adapter = _of_adapter(path / ADAPTER)
+        return replace(adapter, prompt_format=job.model.prompt_format, run=path, job=job)
     raise DsrunError(f"has no model ({run.state})", where=str(path), hint=_next(run))
 
 
 def _next(run: past_runs.Run) -> str:
-    """How a run without a model comes to one."""
+    """The command by which a run without a model gets one."""
     path = str(run.path)
     if run.alive:
         return f"The model is written at the end: {shlex.join(['dsrun', 'logs', '-f', path])}"
@@ -191,7 +186,7 @@ def choose_device(
         there = devices.visible_devices(machine, environ)
         (chosen,) = devices.named(machine, (device,), f"--device {device}", there)
     use = busy.get(chosen)
-    gpu = next(one for one in machine.gpus if one.index == chosen)
+    gpu = next(gpu for gpu in machine.gpus if gpu.index == chosen)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
     env[devices.VISIBLE] = ",".join(devices.cuda_uuids(machine, (chosen,))) or str(chosen)
     note = f"{gpu_use.in_words(chosen, use)}; it is used anyway" if use else ""
@@ -210,23 +205,23 @@ def _free_first(machine: Machine, busy: Mapping[int, gpu_use.GpuUse], environ: M
     raise BusyError("every GPU is held by a training dsrun", lines, hint=hint)
 
 
-def model_of(found: Found, device: InferenceDevice, options: InferenceOptions) -> InferenceModel:
+def model_of(model: Found, device: InferenceDevice, options: InferenceOptions) -> InferenceModel:
     """The model of a request: where it is, its prompt format, and what its chat template is told.
 
     What the options say takes the place of what the run was trained with. Raises DsrunError for a bad --template-arg.
     """
     arguments, thinking = thoughts.template_arguments(options.template_arg), options.thinking
     answers: dict[str, int] = {}
-    if found.job is not None and options.prompt_format is None and thinking == thoughts.AUTO:
-        arguments = {**found.job.model.template_args, **arguments}
-        thinking = found.job.model.thinking
-        answers = _answers(found.run)
+    if model.job is not None and options.prompt_format is None and thinking == thoughts.AUTO:
+        arguments = {**model.job.model.template_args, **arguments}
+        thinking = model.job.model.thinking
+        answers = _answers(model.run)
     return InferenceModel(
-        str(found.folder),
-        options.prompt_format or found.prompt_format,
+        str(model.folder),
+        options.prompt_format or model.prompt_format,
         device.accelerator,
         device.precision,
-        str(found.adapter) if found.adapter else None,
+        str(model.adapter) if model.adapter else None,
         thinking,
         arguments,
         answers,
@@ -234,7 +229,7 @@ def model_of(found: Found, device: InferenceDevice, options: InferenceOptions) -
 
 
 def _answers(run: Path | None) -> dict[str, int]:
-    """How many of a run's answers had thoughts and how many had none; empty where its data report doesn't say."""
+    """Numbers of a run's answers with thoughts and without; empty where its data report doesn't say."""
     path = run / DATA_REPORT if run else None
     report = read_json_object(path).get("train") if path and path.is_file() else None
     counts = report if isinstance(report, dict) else {}
@@ -246,27 +241,31 @@ def _answers(run: Path | None) -> dict[str, int]:
 
 
 def evaluation(
-    found: Found, model: InferenceModel, decoding: Decoding, asked: Resolved[EvaluateOptions], cwd: Path
+    answering: Found,
+    model: InferenceModel,
+    decoding: Decoding,
+    resolved: Resolved[EvaluateOptions],
+    cwd: Path,
 ) -> EvaluationRequest:
-    """What `dsrun evaluate` does.
+    """The request of `dsrun evaluate`.
 
     Where the rows are those that the run held out itself, as many prompts are answered as it answered. Raises
     DsrunError with all that is wrong with the file, and where the answers would overwrite something.
     """
-    job, options = found.job, asked.options
+    job, options = answering.job, resolved.options
     if options.eval_file is None and (job is None or job.data.eval_file is None):
         whose = "the run held no rows out" if job else "a folder says nothing of held-out rows"
         raise DsrunError(
-            whose, where=str(found.run or found.folder), hint="Name a file: --eval-file dev.jsonl"
+            whose, where=str(answering.run or answering.folder), hint="Name a file: --eval-file dev.jsonl"
         )
-    data = _data(job, asked)
+    data = _data(job, resolved)
     path = Path(data.eval_file or "")
     problems = check_data_file(path, columns_of(data), data.data_format)
     answers = options.generate_rows
     if answers is None and job is not None and options.eval_file is None:
         # A pipeline can't answer, and so as many are as another run would have answered.
         answers = job.training.generate_rows if job.parallel.pp == 1 else EvaluationOptions().generate_rows
-    output = options.output or _output(found, path, decoding, cwd)
+    output = options.output or _output(answering, path, decoding, cwd)
     problems += _check_output(output, force=options.force)
     raise_all(problems)
     default = job.micro_batch if job else StepOptions().micro_batch
@@ -279,15 +278,15 @@ def evaluation(
         micro_batch=options.micro_batch or default,
         output=str(output.absolute()),
         overwrite=options.force,
-        metrics=job.training.metrics if job and not asked.said("metrics") else options.metrics,
+        metrics=job.training.metrics if job and not resolved.said("metrics") else options.metrics,
     )
 
 
-def _data(job: Job | None, asked: Resolved[EvaluateOptions]) -> DataSpec:
+def _data(job: Job | None, resolved: Resolved[EvaluateOptions]) -> DataSpec:
     """The held-out examples: the run's, as far as no option says otherwise; of a folder alone the defaults'."""
-    names = {one.name for kind in (FormatOptions, LengthOptions) for one in fields(kind)}
-    changed: dict[str, Any] = {name: value for name, value in asked.user.items() if name in names}
-    file = asked.options.eval_file
+    names = {option.name for kind in (FormatOptions, LengthOptions) for option in fields(kind)}
+    changed: dict[str, Any] = {name: value for name, value in resolved.user.items() if name in names}
+    file = resolved.options.eval_file
     if file is not None:
         changed["eval_file"] = str(local_file(file, "--eval-file"))
         changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
@@ -296,16 +295,16 @@ def _data(job: Job | None, asked: Resolved[EvaluateOptions]) -> DataSpec:
     if job is not None:
         return replace(job.data, **changed, strict_data=False)  # that was about training
     return replace(
-        select(DataSpec, asked.options, train_file=changed["eval_file"], eval_file=None), **changed
+        select(DataSpec, resolved.options, train_file=changed["eval_file"], eval_file=None), **changed
     )
 
 
-def _output(found: Found, path: Path, decoding: Decoding, cwd: Path) -> Path:
-    """Where answers go unless somebody says otherwise: into the run's folder; a model's own folder is left alone."""
+def _output(answering: Found, path: Path, decoding: Decoding, cwd: Path) -> Path:
+    """The default file for answers: into the run's folder; a model's own folder is left alone."""
     drawn = f"-sampled-{decoding.seed}" if decoding.temperature else ""
-    if found.run:
-        return found.run / f"predictions-{path.stem}{drawn}.jsonl"
-    return cwd / f"predictions-{found.folder.name}-{path.stem}{drawn}.jsonl"
+    if answering.run:
+        return answering.run / f"predictions-{path.stem}{drawn}.jsonl"
+    return cwd / f"predictions-{answering.folder.name}-{path.stem}{drawn}.jsonl"
 
 
 def _check_output(path: Path, *, force: bool) -> list[Problem]:

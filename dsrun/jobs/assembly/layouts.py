@@ -10,9 +10,9 @@ from dsrun.jobs.assembly.checks import parallelism
 from dsrun.jobs.assembly.checks.parallelism import SDPA, ParallelSetup
 from dsrun.jobs.assembly.planning import setups
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions, recomputing
+from dsrun.options.declare import flag_of
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import flag_of
+from dsrun.options.table import ParallelismOptions, recomputing
 from dsrun.planner import layouts
 from dsrun.planner.layouts import RECOMPUTED, Layout, LayoutPlan
 from dsrun.planner.plan import MemoryBudget
@@ -39,7 +39,7 @@ class MarkedLayout:
 
     @property
     def engine(self) -> str:
-        """What runs it."""
+        """The engine that runs it."""
         layout = self.plan.layout
         return OTHER_ENGINES[layout.tp > 1, layout.pp > 1] if self.refused else "dsrun"
 
@@ -57,7 +57,7 @@ class MarkedLayout:
 
     @property
     def command(self) -> str:
-        """The same as they are typed."""
+        """Its options as they are typed."""
         return " ".join(f"{flag_of(FinetuneOptions, name)} {value}" for name, value in self.options.items())
 
 
@@ -76,32 +76,32 @@ def best_layouts(
     optimizer: str = ADAMW,
     recomputed: Sequence[int] = RECOMPUTED,
 ) -> list[MarkedLayout]:
-    """Of each dp x tp x sp x pp the best stage and split of a step of `examples`, the fastest first.
+    """The best stage and split of a step of `examples` for each dp x tp x sp x pp, the fastest first.
 
     architecture: the transformers config. recomputed: Setup.checkpointing's values to try.
     """
     by_preset, _ = setups.preset_fields(PRESETS.values(), room, base)
     by_stage = {stage: by_preset[name] for stage, name in PRESETS.items() if name in by_preset}
     there = layouts.layouts(base.shape, room.gpus, room.nodes)
-    found = layouts.judge_layouts(
+    plans = layouts.judge_layouts(
         base, room, there, examples=examples, by_stage=by_stage, recomputed=recomputed
     )
     best: dict[tuple[int, int, int], LayoutPlan] = {}
-    for plan in found:
+    for plan in plans:
         best.setdefault((plan.layout.tp, plan.layout.sp, plan.layout.pp), plan)
-    asked = ParallelSetup(
+    setup_of_job = ParallelSetup(
         parallel=ParallelismOptions(), devices=(room.gpus,) * room.nodes, method=method, optimizer=optimizer,
         **parallelism.network_fields(architecture),
     )  # fmt: skip
-    return [MarkedLayout(plan, _refused(plan.layout, asked)) for plan in best.values()]
+    return [MarkedLayout(plan, _refused(plan.layout, setup_of_job)) for plan in best.values()]
 
 
-def _refused(layout: Layout, asked: ParallelSetup) -> str:
+def _refused(layout: Layout, setup_of_job: ParallelSetup) -> str:
     """Why finetune doesn't train like that, in one line; empty where it does."""
     parallel = ParallelismOptions(**sizes_of(layout))
     if parallel.group == 1:
         return ""
-    setup = replace(asked, parallel=parallel, stage=layout.stage)
+    setup = replace(setup_of_job, parallel=parallel, stage=layout.stage)
     if layout.pp > 1:  # defaults that give way to it
         setup = replace(setup, packing=False, attention=SDPA)
     return "; ".join(problem.what for problem in parallelism.refusals(setup))

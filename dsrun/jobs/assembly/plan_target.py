@@ -1,4 +1,4 @@
-"""Where a job is to run: this machine's devices or those that the user names, their room and their speed."""
+"""The target of a plan: this machine's devices or those that the user names, their room and their speed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.jobs.runs import calibration
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import HardwareOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import HardwareOptions
 from dsrun.planner import gpus as kinds
 from dsrun.planner import units
 from dsrun.planner.plan import Calibration, MemoryBudget
@@ -21,7 +21,7 @@ from dsrun.planner.speed import Hardware
 from dsrun.words import counted
 
 USUAL_GPU = "a100-80g"
-"""Whose speed is taken for a GPU of which only the memory is known."""
+"""The GPU whose speed is assumed where only the memory is known."""
 USUAL_GPUS = (
     ("rtx-4090", 1),
     ("v100-32g", 2),
@@ -30,14 +30,14 @@ USUAL_GPUS = (
     ("a100-80g", 8),
     ("h100-80g", 8),
 )
-"""What a plan is also made for where there is no GPU and none is named: kinds that labs have or rent, and how many."""
+"""GPUs that a plan is made for where there is none and none is named: kinds that labs have or rent, and how many."""
 CPU_TFLOPS_A_CORE = 0.08
 """A server core's peak in fp32 matrix products, for lack of a data sheet: two units of eight, at 2.5 GHz."""
 
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Where it is to run. text: in words; bf16: whether the devices compute in it.
+    """Devices to plan for. text: in words; bf16: whether the devices compute in it.
     hardware_assumed: only their memory is known; capability: of the oldest GPU, where that is known; notes: lines for
     the user."""
 
@@ -60,8 +60,12 @@ def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
     """
     problems: list[Problem] = []
     sizes: dict[str, float | None] = {}
-    asked = {"gpu_memory": options.gpu_memory, "host_memory": options.host_memory, "nvme": options.nvme}
-    for name, text in asked.items():
+    sizes_given = {
+        "gpu_memory": options.gpu_memory,
+        "host_memory": options.host_memory,
+        "nvme": options.nvme,
+    }
+    for name, text in sizes_given.items():
         option = flag_of(PlanOptions, name)
         with collected(problems):
             sizes[name] = units.size(text, option) if text is not None else None
@@ -71,13 +75,13 @@ def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
     raise_all(problems)
     nodes = options.nodes
     if machine is not None and kind is None and sizes["gpu_memory"] is None:
-        found = _this_machine(options, machine, nodes, sizes)
+        place = _this_machine(options, machine, nodes, sizes)
     else:
-        found = _named(options, kind, nodes, sizes)
+        place = _named(options, kind, nodes, sizes)
     if options.network:
-        hardware = replace(found.room.hardware, network_gb_s=options.network / 8)
-        found = replace(found, room=replace(found.room, hardware=hardware), network_assumed=False)
-    return found
+        hardware = replace(place.room.hardware, network_gb_s=options.network / 8)
+        place = replace(place, room=replace(place.room, hardware=hardware), network_assumed=False)
+    return place
 
 
 def _named(
@@ -185,11 +189,11 @@ def computes_bf16(machine: Machine, devices: Sequence[int]) -> bool:
 
 
 def free_bytes(machine: Machine, index: int) -> int:
-    """What a GPU has free now (all of it where that is not known); 0 for a CPU rank."""
-    found = next((gpu for gpu in machine.gpus if gpu.index == index), None)
-    if machine.accelerator == "cpu" or found is None:
+    """Bytes that a GPU has free now (all of it where that is not known); 0 for a CPU rank."""
+    gpu_there = next((gpu for gpu in machine.gpus if gpu.index == index), None)
+    if machine.accelerator == "cpu" or gpu_there is None:
         return 0
-    return _free_bytes(found)
+    return _free_bytes(gpu_there)
 
 
 def _free_bytes(gpu: Gpu) -> int:
@@ -199,7 +203,7 @@ def _free_bytes(gpu: Gpu) -> int:
 def room_here(
     machine: Machine, devices: Sequence[int], nvme_bytes: float | None = None, nodes: int = 1
 ) -> MemoryBudget:
-    """What some devices of this machine have free now. The scarcest GPU counts for all.
+    """Free memory of some devices of this machine. The scarcest GPU counts for all.
 
     nodes: the devices are spread over this many hosts, and `machine` is as jobs.allocation.Allocation has it.
     """
@@ -209,14 +213,18 @@ def room_here(
         flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
         hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops, cpu=True)
         known = calibration.known(device_name(machine, devices))
-        from dsrun.cluster import probe
+        from dsrun.host.toolkit import torch_build
 
-        cuda_build = probe.torch_build(sys.path)["cuda"] is not None
+        cuda_build = torch_build(sys.path)["cuda"] is not None
         return MemoryBudget(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known, cuda_build)
     wanted = set(devices)
     names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in wanted)
     # Among cards of several kinds all wait for the slowest.
-    kind = min(filter(None, map(kinds.recognise, names)), key=lambda one: one.matrix_tflops, default=None)
+    kind = min(
+        filter(None, map(kinds.recognise, names)),
+        key=lambda gpu: gpu.matrix_tflops,
+        default=None,
+    )
     hardware = Hardware.from_gpu(kind, count) if kind else _unknown_hardware(count)
     free = min(_free_bytes(gpu) for gpu in machine.gpus if gpu.index in wanted)
     known = calibration.known(device_name(machine, devices))
@@ -238,8 +246,8 @@ def _unknown_hardware(count: int) -> Hardware:
 
 def _host_text(room: MemoryBudget) -> str:
     parts = [
-        f"{size / 2**30:.0f} GiB of {what}"
-        for what, size in (("host memory", room.host_bytes), ("NVMe", room.nvme_bytes))
+        f"{size / 2**30:.0f} GiB of {fault}"
+        for fault, size in (("host memory", room.host_bytes), ("NVMe", room.nvme_bytes))
         if size is not None
     ]
     return f", {' and '.join(parts)} a node" if parts else ""

@@ -76,14 +76,14 @@ def repeated(
         ]
     )
     known = version_check.check(again, force=force)
-    again, told = memory_check.predicted(again, taken, force=force)
+    again, memory_notes = memory_check.predicted(again, taken, force=force)
     return PlannedJob(
-        again, (*taken.notes, *about_files, *environment.differences(run.environment), *known, *told)
+        again, (*taken.notes, *about_files, *environment.differences(run.environment), *known, *memory_notes)
     )
 
 
 def taken_again(job: AnyJob, wanted: DeviceRequest, allocator: Allocator) -> Allocation:
-    """As many devices as the run had, of the same kind. Raises DsrunError where they are others."""
+    """An allocation of as many devices as the run had, of the same kind. Raises DsrunError where they are others."""
     taken = allocator.allocate(wanted.or_like(job.hosts, job.launcher))
     if taken.accelerator != job.accelerator:
         raise DsrunError([another_kind(job, taken.machine)])

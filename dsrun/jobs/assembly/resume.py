@@ -49,14 +49,14 @@ from dsrun.jobs.runs import past_runs
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
+from dsrun.options.declare import flag_of, select
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
-from dsrun.options.table import flag_of, select
+from dsrun.options.table import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 SLURM_RESTARTS = "SLURM_RESTART_COUNT"
-"""How often Slurm has started a job again (sbatch)."""
+"""Variable with the number of times that Slurm has started a job again (sbatch)."""
 CONTINUED = "divided again when the run was continued"
 """The origin of a batch's numbers on other devices."""
 
@@ -105,7 +105,7 @@ def resumed(
             nvme_path=options.nvme_path,
         )
 
-    again, said = split(batch), tuple[str, ...]()
+    again, remarks = split(batch), tuple[str, ...]()
     experts = peft_methods.check_experts(
         again.peft, stage=again.zero_stage, fsdp=bool(again.fsdp), compiles=again.training.compile
     )
@@ -121,7 +121,7 @@ def resumed(
     if changed and job.fsdp is None and newest:
         _check_divisible(newest, job, again)
     if changed or memory_check.on_other_devices(job, placed):
-        again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
+        again, remarks = _that_fits(again, split, placed, force=options.force or options.dry_run)
     raise_all(
         [
             *precision.problems(again.precision, placed.own_machine),
@@ -133,12 +133,12 @@ def resumed(
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
     about_versions = environment.differences(stopped.environment)
-    notes = (*allocator.notes, *passed, *about_files, *about_versions, *said, *slow, *known)
+    notes = (*allocator.notes, *passed, *about_files, *about_versions, *remarks, *slow, *known)
     return PlannedJob(again, (*notes, *_diverged(run_dir)))
 
 
 def checkpoint_choice(options: RestoreOptions, run_dir: Path, environ: Mapping[str, str]) -> CheckpointChoice:
-    """What the user says of the checkpoint to go on from. A job that Slurm starts again has been sent back to the step
+    """The user's choice of the checkpoint to go on from. A job that Slurm starts again has been sent back to the step
     that was named: it goes on from what it has written since."""
     step = options.checkpoint
     if environ.get(SLURM_RESTARTS, "0") not in ("", "0"):
@@ -172,10 +172,10 @@ def _that_fits(
     except DsrunError:
         for size in (size for size in sizes if whole % size == 0):
             with suppress(DsrunError):
-                fits, said = memory_check.predicted(split((size, whole // size)), placed, force=False)
+                fits, remarks = memory_check.predicted(split((size, whole // size)), placed, force=False)
                 before = f"{again.micro_batch} x {again.grad_accum}"
                 return fits, (
-                    *said,
+                    *remarks,
                     f"micro batch {size} x accumulation {whole // size}, the same examples a step: {before} runs "
                     "out of memory on these devices",
                 )
@@ -183,7 +183,7 @@ def _that_fits(
 
 
 def _diverged(run_dir: Path) -> list[str]:
-    """What to expect of a run that ended as its loss or gradient was no number."""
+    """A remark on a run that a loss or gradient ended which was not finite."""
     why = run_folder.record_of(run_dir).get("why") or ""
     if NOT_FINITE not in why:
         return []
@@ -212,7 +212,7 @@ def _trackers(request: FinetuneRequest, job: Job) -> TrackerOptions:
 def _check_request(
     request: FinetuneRequest, job: Job, wanted: DeviceRequest, machine: Machine, more: list[Problem]
 ) -> None:
-    """What can be told before devices are waited for, with more. Raises DsrunError with all of it."""
+    """Check what is known before devices are waited for. Raises DsrunError with all problems."""
     problems = [
         *more,
         *_changed(request, job),
@@ -230,9 +230,13 @@ def _check_request(
 
 
 def _absent(job: Job) -> list[Problem]:
-    """What the run was started with and isn't installed any more."""
+    """Packages that the run was started with and that are not installed any more."""
     wanted = {
-        **{one.package: name == job.training.optimizer for name, one in OPTIMIZERS.items() if one.package},
+        **{
+            optimizer.package: name == job.training.optimizer
+            for name, optimizer in OPTIMIZERS.items()
+            if optimizer.package
+        },
         kernels.LIGER: job.training.liger,
         kernels.FLASH_PACKAGE: job.training.attention == kernels.FLASH,
     }
@@ -255,9 +259,9 @@ def batch_on(job: Job, ranks: int, group: int | None = None) -> tuple[int, int]:
     group = group or job.parallel.group
     shares, left = divmod(ranks, group)
     if left or not shares:
-        what = f"{ranks} ranks are not to be divided into groups of {group}, which share their examples"
+        fault = f"{ranks} ranks are not to be divided into groups of {group}, which share their examples"
         hint = f"Take a multiple of {group}, or another --tp or --sp."
-        raise DsrunError(what, where=job.run_dir, hint=hint)
+        raise DsrunError(fault, where=job.run_dir, hint=hint)
     if tokens := job.training.tokens_per_batch:
         longest = job.data.max_source_length + job.data.max_target_length
         return job.micro_batch, derived.accumulation(tokens, longest, shares, job.micro_batch)
@@ -367,7 +371,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
         del stored["data_format"]  # what was found then goes
     stored = {name: value for name, value in stored.items() if name not in another_layout.MAY_CHANGE}
     problems = []
-    for name, value in _said(request).items():
+    for name, value in _given(request).items():
         wanted = str(value.absolute()) if isinstance(value, Path) else value
         if name in stored and stored[name] != wanted:
             flag = flag_of(FinetuneOptions, name)
@@ -380,13 +384,13 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
 
 
-def _said(request: FinetuneRequest) -> dict[str, Any]:
-    """What the user says, with all training files and their weights in one text, as the option gives them."""
-    said = request.asked.user
-    if "train_file" in said:
+def _given(request: FinetuneRequest) -> dict[str, Any]:
+    """The user's options, with all training files and their weights in one text, as the option gives them."""
+    given = request.asked.user
+    if "train_file" in given:
         files = data_files(request.asked.options, None)
-        said["train_file"] = _files(tuple(map(str, files.train)), files.weights)
-    return said
+        given["train_file"] = _files(tuple(map(str, files.train)), files.weights)
+    return given
 
 
 def _files(files: Sequence[str], weights: Sequence[float]) -> str:

@@ -17,27 +17,27 @@ from dsrun.jobs.runs.past_runs import Run
 
 
 def for_resume(run: Run) -> tuple[list[Problem], list[str]]:
-    """What was changed and is read again, and lines about what was changed and isn't."""
+    """Problems of changed files that are read again, and lines about changed files that are not."""
     job, before = run.job, run.job.prepared.inputs
     if before is None:
         return [], [_without_a_record(run)]
     now = inputs.read_inputs(job.model, job.data, job.peft.adapter, known=before)
     read = inputs.kinds_read(job, from_checkpoint=bool(whole_checkpoints(run.path)))
     problems = inputs.problems(before, now, read)
-    absent = [what for what, path in cache.places(job.prepared) if not Path(path).exists()]
-    for what in absent:
+    absent = [fault for fault, path in cache.places(job.prepared) if not Path(path).exists()]
+    for fault in absent:
         with collected(problems):
             if not problems:  # files that were changed, or another dsrun: one of them is enough
-                cache.check_name(job, what, before)
+                cache.check_name(job, fault, before)
     notes = [
-        f"{one.path}: {inputs.in_words(one, before.host, now.host)}; the run goes on with {_instead(job, one.kind)}"
-        for one in inputs.differences(before, now, set(KINDS) - read)
+        f"{file.path}: {inputs.in_words(file, before.host, now.host)}; the run goes on with {_instead(job, file.kind)}"
+        for file in inputs.differences(before, now, set(KINDS) - read)
     ]
     return problems, [*notes, *_sampled(before, now)]
 
 
 def for_rerun(run: Run) -> tuple[Prepared, list[str]]:
-    """Where the prepared model and rows belong now, and lines for the user.
+    """Places for the prepared model and rows now, and lines for the user.
 
     Raises DsrunError with what was changed, or is gone.
     """
@@ -45,14 +45,14 @@ def for_rerun(run: Run) -> tuple[Prepared, list[str]]:
     now = inputs.read_all(job.model, job.data, job.peft.adapter, known=before)
     if before is not None:
         raise_all(inputs.problems(before, now))
-    for what, _ in cache.places(job.prepared):
-        cache.check_name(job, what, before or now)
+    for fault, _ in cache.places(job.prepared):
+        cache.check_name(job, fault, before or now)
     notes = _sampled(before, now) if before else [_without_a_record(run)]
     return cache.named(job.model, job.data, now), notes
 
 
 def _instead(job: Job, kind: str) -> str:
-    """What a run goes on with that doesn't read a kind of file again."""
+    """The copy that a run goes on with if it doesn't read a kind of file again."""
     if kind in (WEIGHTS, ADAPTER) and job.model.source != "gguf":
         return "what came of it, which is in its checkpoint"
     return "what was made of it, which is in the cache"
@@ -78,7 +78,7 @@ def _sampled(before: Inputs, now: Inputs) -> list[str]:
 
 
 def _without_a_record(run: Run) -> str:
-    """What can't be compared of a run whose job.json says nothing of its files."""
+    """A line about a run whose files can't be compared, since its job.json has no record of them."""
     text = "the run was planned by an older dsrun, which kept no record of its files: what isn't in the cache by its "
     text += "content's name isn't compared"
     newer = _newer_weights(run)
@@ -88,5 +88,5 @@ def _without_a_record(run: Run) -> str:
 def _newer_weights(run: Run) -> list[str]:
     if run.job.model.source != "folder" or run.started is None:
         return []
-    found = inputs.read_inputs(run.job.model, run.job.data, kinds=(WEIGHTS,)).files
-    return [file.path for file in found if file.mtime_ns > run.started * 1e9]
+    weights = inputs.read_inputs(run.job.model, run.job.data, kinds=(WEIGHTS,)).files
+    return [file.path for file in weights if file.mtime_ns > run.started * 1e9]

@@ -50,7 +50,7 @@ def folder_problems(run_dir: Path, *, resume: bool) -> list[Problem]:
 def finetune_problems(
     request: FinetuneRequest, machine: Machine, *, gpus: int | None, nodes: int, files: bool = True
 ) -> list[Problem]:
-    """What of a fine-tune is wrong as far as a machine without its GPUs can tell: model, data, config.
+    """Problems of a fine-tune, as far as a machine without its GPUs can tell: model, data, config.
 
     machine: this one, whose devices say nothing. gpus: of each node, None where their number isn't known. files:
     whether this machine sees the data. Whether it fits is asked by the job itself.
@@ -84,7 +84,7 @@ def _check_config(requested: Requested, findings: Findings) -> None:
 
 
 def command(submission: Submission) -> list[str]:
-    """How the script is sent."""
+    """The command that sends the script."""
     return ["sbatch", "--parsable", str(submission.run_dir / run_folder.SUBMITTED)]
 
 
@@ -109,13 +109,13 @@ def send(submission: Submission, text: str, environ: Mapping[str, str]) -> Sent:
                 text=True, errors="replace", check=False,
             )  # fmt: skip
         if done.returncode != 0:
-            said = _said(done.stderr) or _said(done.stdout) or [f"ended with code {done.returncode}"]
-            raise DsrunError("; ".join(said), where="sbatch", hint="Nothing was sent.")
+            output = _said(done.stderr) or _said(done.stdout) or [f"ended with code {done.returncode}"]
+            raise DsrunError("; ".join(output), where="sbatch", hint="Nothing was sent.")
     lines = done.stdout.split()
     match = re.fullmatch(r"([0-9]+)(?:;\S+)?", lines[-1]) if lines else None
     if match is None:
-        what = f"took the script and answered {done.stdout!r}, which is no job's id"
-        raise DsrunError(what, where="sbatch", hint="Look for the job: squeue --me")
+        fault = f"took the script and answered {done.stdout!r}, which is no job's id"
+        raise DsrunError(fault, where="sbatch", hint="Look for the job: squeue --me")
     return Sent(match[1], tuple(_said(done.stderr)))
 
 

@@ -23,17 +23,17 @@ from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported
 from dsrun.jobs.diagnosis.logs import tail
 
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
-"""No launcher ends a rank with one of these."""
+"""Signals that no launcher sends to a rank."""
 
 
 class Cause(NamedTuple):
-    """Why a job failed."""
+    """One named cause of a job's end."""
 
     name: str
     """The name of the function in CAUSES that found it, with hyphens."""
     problem: Problem
     exit_code: int
-    """That of the first rank to end, where it is known."""
+    """Exit code of the first rank to end, where it is known."""
     rank: int | None = None
     """The rank that ended first; None where it was no rank."""
 
@@ -48,7 +48,7 @@ class Evidence:
         self.first = first_of(self.ends, struck)
         """The rank whose end is the cause; of ranks that all merely lost one another, the first."""
         self.only_lost = not causes(self.ends, struck)
-        """Whether the ranks only say what came of something else."""
+        """Whether every rank's error only says that it lost another one."""
 
     def host_of(self, end: RankEnd) -> HostEnd:
         """How the host of a rank ended, as far as it told."""
@@ -56,31 +56,33 @@ class Evidence:
         return self.hosts.get(number) or HostEnd(number, None)
 
     def where(self, host: HostEnd) -> str:
-        """Its name, as "on NAME" with a blank in front, if there are several hosts."""
+        """The host's name as " on NAME"; empty where the job has one host."""
         return f" on {self.job.hosts[host.host].host}" if len(self.job.hosts) > 1 else ""
 
     def code(self, host: HostEnd) -> int:
-        """The launcher's code for its first rank's end. It takes a while to leave, and may itself have been ended by
-        then: what it printed comes first."""
+        """The launcher's code for its first rank's end: rather one that it printed, since it takes a while to leave and
+        may be killed itself by then."""
         reported = reported_codes(host.output)
         return max(0, reported[-1] if reported else host.code or 0) or 1
 
 
 def diagnose(job: AnyJob, ends: Iterable[RankEnd], hosts: Iterable[HostEnd]) -> Cause:
-    """Why a job failed."""
+    """The cause of a job's failure: the first that CAUSES finds."""
     evidence = Evidence(job, ends, hosts)
+    # The order is a claim: a launcher that was killed takes its ranks along, so their ends say nothing then; and a rank
+    # that was killed left no error, so its message is the launcher's code and the kernel's counters.
     return next(cause for find in CAUSES if (cause := find(evidence)))
 
 
 def launcher_killed(evidence: Evidence) -> Cause | None:
-    """DeepSpeed's launcher was killed, and the ranks only say what came of it."""
+    """DeepSpeed's launcher was killed, and the ranks only lost it."""
     host = next((host for host in evidence.hosts.values() if host.killed_by), None)
     if host is None or not evidence.only_lost:
         return None
     log = evidence.run_dir / launcher_log(host.host)
     signal_name = signal.Signals(host.killed_by).name
-    what = f"DeepSpeed's launcher{evidence.where(host)} was killed ({signal_name})\n{tail(log)}"
-    problem = Problem(what, hint=_log_hint(log) + resume_hint(evidence.job))
+    fault = f"DeepSpeed's launcher{evidence.where(host)} was killed ({signal_name})\n{tail(log)}"
+    problem = Problem(fault, hint=_log_hint(log) + resume_hint(evidence.job))
     return Cause("launcher-killed", problem, -host.killed_by)
 
 
@@ -92,8 +94,8 @@ def launcher_failed(evidence: Evidence) -> Cause | None:
     host = next((host for host in ended if host.code), next(iter(ended), HostEnd(0, 0)))
     log = evidence.run_dir / launcher_log(host.host)
     how = f"ended with exit code {host.code} before any rank failed by itself"
-    what = f"the launcher{evidence.where(host)} {how}\n{tail(log)}"
-    return Cause("launcher-failed", Problem(what, hint=_log_hint(log)), host.code or 1)
+    fault = f"the launcher{evidence.where(host)} {how}\n{tail(log)}"
+    return Cause("launcher-failed", Problem(fault, hint=_log_hint(log)), host.code or 1)
 
 
 def all_ranks_agreed(evidence: Evidence) -> Cause | None:
@@ -101,10 +103,10 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     first = evidence.first
     if first is None or not first.agreed:
         return None
-    what, _, advice = first.error.partition("\n")
-    kept = _kept_hint(evidence.job) if NOT_FINITE in what else ""
+    fault, _, advice = first.error.partition("\n")
+    kept = _kept_hint(evidence.job) if NOT_FINITE in fault else ""
     lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), kept]
-    problem = Problem(what, hint="\n  ".join(filter(None, lines)))
+    problem = Problem(fault, hint="\n  ".join(filter(None, lines)))
     return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
 
 
@@ -140,13 +142,13 @@ CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
     rank_killed,
     rank_failed,
 )
-"""The first that finds something is the cause; one of the last two always does."""
+"""Causes in the order in which they are tried; one of the last two always applies."""
 
 
 def _of_rank(name: str, evidence: Evidence, end: RankEnd, how: str, code: int) -> Cause:
     log = evidence.run_dir / rank_log(end.rank)
-    what = f"rank {end.rank}{evidence.where(evidence.host_of(end))} {how}\n{tail(log)}"
-    return Cause(name, Problem(what, hint=_log_hint(log) + resume_hint(evidence.job)), code, end.rank)
+    fault = f"rank {end.rank}{evidence.where(evidence.host_of(end))} {how}\n{tail(log)}"
+    return Cause(name, Problem(fault, hint=_log_hint(log) + resume_hint(evidence.job)), code, end.rank)
 
 
 def _struck(host: HostEnd) -> bool:
@@ -178,7 +180,7 @@ def resume_hint(job: AnyJob) -> str:
 
 
 def _kept_hint(job: AnyJob) -> str:
-    """What is left of a fine-tune that came to no end by itself: its newest good checkpoint, as a model."""
+    """How to get at the newest good checkpoint of a fine-tune that can't continue."""
     if not isinstance(job, Job):
         return ""
     run_dir = Path(job.run_dir)

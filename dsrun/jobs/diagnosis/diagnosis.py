@@ -15,9 +15,9 @@ from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signature
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_QUOTED = 500
-"""Characters of a line that are quoted."""
+"""Longest quotation of a line, in characters."""
 ON_HOST = ("host_oom", "slurm_oom")
-"""Causes of which lines tell sizes of host memory."""
+"""Causes whose lines have sizes of host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,32 +25,32 @@ class Diagnosis:
     """Why a job died, as far as its logs say. The keys of --json are these."""
 
     cause: str | None
-    """The class of failures; None where none is named."""
+    """The class of failures; None where the logs name none."""
     summary: str
-    """The cause in a sentence; of logs that don't name one, what they are."""
+    """The cause in a sentence; without one, what the logs are."""
     rank: int | None = None
     host: str | None = None
     time: str | None = None
     line: str | None = None
-    """The line that shows it, as it stands in the log; secrets are hidden."""
+    """The line that shows the cause, as in the log; secrets are hidden."""
     where: str | None = None
-    """Its log and number, as file:line."""
+    """The line's log and number, as file:line."""
     next_step: str
     check: str | None = None
-    """A command by which one makes sure."""
+    """A command that confirms the cause."""
     confidence: str
     """ "high", "medium", "low", or "none"."""
     is_certain: bool = False
-    """Whether the line shows the cause itself, and not what came of it."""
+    """Whether the line shows the cause itself, and not a consequence."""
     retry: bool | None = None
-    """Whether the same job, started again, may go well; None where no cause is named."""
+    """Whether the same job, started again, may succeed; None where no cause is named."""
     signature: str | None = None
     causes: Sequence[str] = ()
     tell_apart: str | None = None
     numbers: Mapping[str, float] | None = None
-    """Of memory that ran out, on a GPU or a host: GiB that were asked for, in use, reserved ..."""
+    """Sizes of memory that ran out, on a GPU or a host, in GiB: requested, in use, reserved ..."""
     rank_by: str | None = None
-    """Who says that this rank was first."""
+    """How it is known that this rank was first."""
     source: str | None = None
     versions: str | None = None
     others: Sequence[str] = ()
@@ -58,14 +58,14 @@ class Diagnosis:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the same job, started again, ends in the same way; False where that isn't sure."""
+        """Whether the same job, started again, is sure to fail in the same way."""
         return self.cause is not None and not self.retry and self.is_certain
 
 
 def speaks_chinese(environ: Mapping[str, str]) -> bool:
     """Whether the user's language is Chinese, as POSIX decides it."""
-    said = next((environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(name)), "")
-    return said.lower().startswith("zh")
+    locale = next((environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(name)), "")
+    return locale.lower().startswith("zh")
 
 
 def in_words(
@@ -113,7 +113,7 @@ def _is_certain(verdict: Verdict) -> bool:
 
 
 def _confidence(verdict: Verdict) -> str:
-    """That of the signature; what came of a cause is no more than a good guess at it."""
+    """The signature's confidence, at most "medium" for a consequence: it is a good guess at the cause, not more."""
     return "medium" if verdict.confidence == "high" and not _is_certain(verdict) else verdict.confidence
 
 
@@ -123,10 +123,12 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
         raised = verdict.raised
-        said = f" ({raised.name}: {without_secrets(raised.message)[:200]})" if raised else ""
+        raised_text = f" ({raised.name}: {without_secrets(raised.message)[:200]})" if raised else ""
         values = _open_values(verdict)
         place = f" {_place(verdict, chinese)}" if raised else ""
-        return (_filled(means, values) + said.replace("\n", " ") + place).strip(), _filled(next_step, values)
+        return (_filled(means, values) + raised_text.replace("\n", " ") + place).strip(), _filled(
+            next_step, values
+        )
     if verdict.raised:
         if meaning := verdict.meaning:
             means, next_step = (
@@ -176,16 +178,16 @@ def _place(verdict: Verdict, chinese: bool) -> str:
 
 
 def _open_values(verdict: Verdict) -> Mapping[str, str]:
-    """What the pattern's groups hold, without secrets: a part of one doesn't look like one any more."""
+    """Values of the pattern's groups, without secrets: a part of a secret doesn't look like one any more."""
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
     return {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A text with what the pattern's groups hold; one that holds nothing is left out with what leads to it."""
+    """A text with the values of the pattern's groups; where a group is empty, the words that lead to it go too."""
 
-    def value(found: re.Match[str]) -> str:
-        return values.get(found[1], "?")[:160]
+    def value(group: re.Match[str]) -> str:
+        return values.get(group[1], "?")[:160]
 
     missing = [name for name in re.findall(r"\{(\w+)\}", text) if name not in values]
     for name in missing:
@@ -194,23 +196,23 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _time(line: PeeledLine) -> str | None:
-    """When a line was written, as it stands there."""
+    """The time of a line, as the log has it."""
     if line.when is None:
         return None
-    found = re.search(r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d|[EWIF]\d{3,4} \d\d:\d\d:\d\d", line.whole)
-    return found[0] if found else None
+    time = re.search(r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d|[EWIF]\d{3,4} \d\d:\d\d:\d\d", line.whole)
+    return time[0] if time else None
 
 
-def told(found: Diagnosis, environ: Mapping[str, str]) -> list[str]:
-    """A diagnosis in two lines, as they stand below an error; none where the logs say nothing of their own."""
-    if found.cause is None:
+def told(diagnosis: Diagnosis, environ: Mapping[str, str]) -> list[str]:
+    """A diagnosis in two lines, to stand below an error; none where the logs name no cause."""
+    if diagnosis.cause is None:
         return []
     cause, next_step = ("原因：", "下一步：") if speaks_chinese(environ) else ("Cause: ", "Next: ")
-    return [f"{cause}{found.summary} ({found.cause})", f"{next_step}{found.next_step}"]
+    return [f"{cause}{diagnosis.summary} ({diagnosis.cause})", f"{next_step}{diagnosis.next_step}"]
 
 
 def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = None) -> Diagnosis:
-    """What the logs say that some names stand for. Raises DsrunError where one can't be read."""
+    """The diagnosis of the logs that some names stand for. Raises DsrunError where one can't be read."""
     from dsrun.jobs.diagnosis import log_files
 
     logs = log_files.sources(given)

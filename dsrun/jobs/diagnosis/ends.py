@@ -25,18 +25,18 @@ PEERS = re.compile(
     r"|\btimeout caused pair closure\b",
     re.IGNORECASE,
 )
-"""What a RuntimeError says of a collective whose other side closed its end, or did not come."""
+"""Messages of a RuntimeError in a collective whose other side closed its end, or did not come."""
 CLOSED = re.compile(
     r"\b(connection (closed|reset)|socket closed) by (remote )?peer\b|\bbroken pipe\b|\bremote process exited\b",
     re.IGNORECASE,
 )
-"""What of that is said when the other process is gone, and not merely late."""
-OWN = re.compile(
+"""Messages that say the other process is gone, and not merely late."""
+OWN_MISTAKE = re.compile(
     r"\bEADDRINUSE\b|\baddress already in use\b|\bfailed to listen\b|\bncclInvalid(Usage|Argument)\b|\bout of memory\b"
     r"|\bno (usable )?(socket )?interface\b",
     re.IGNORECASE,
 )
-"""What torch's network says of this rank's own mistake."""
+"""Messages of torch's network about a mistake of this rank alone."""
 
 
 class RankEnd(NamedTuple):
@@ -44,52 +44,53 @@ class RankEnd(NamedTuple):
 
     rank: int
     when: float
-    """Seconds since 1970; in a message between hosts, by the clock of the rank's own."""
+    """Seconds since 1970, by the clock of the rank's host, also in messages between hosts."""
     error: str
-    """Its last line."""
+    """The error's last line."""
     killed: bool
-    """Whether it wrote no last state: a signal ended it, or os._exit."""
+    """Whether it wrote no last state: a signal or os._exit ended it."""
     pid: int = 0
-    """Its process on its host."""
+    """Process id on the rank's host."""
     agreed: bool = False
     """Whether all ranks ended with this same error, which is the job's and no rank's own."""
 
 
 class HostEnd(NamedTuple):
-    """How a host's part ended."""
+    """How the launcher on a host ended."""
 
     host: int
-    """Its number in the job."""
+    """The host's number in the job."""
     code: int | None
-    """The launcher's exit code; None where it came to none."""
+    """The launcher's exit code; None where it had none."""
     output: str = ""
-    """The end of what the launcher printed in this attempt."""
+    """The end of the launcher's output in this attempt."""
     ooms: int = 0
-    """How often the kernel's OOM killer struck during it."""
+    """Strikes of the kernel's OOM killer during it."""
     least_ram_bytes: int = 0
-    """The least host memory that was left."""
+    """Least free host memory during it."""
     ram_bytes: int = 0
     killed_by: int = 0
     """The signal that ended the launcher, unless dsrun sent it."""
     statuses: Mapping[str, str] = {}
-    """Of its ranks, by number (as text), as they wrote them."""
+    """Last states of its ranks, by number (as text)."""
 
 
 def lost_others(error: str) -> bool:
-    """Whether an error is what a rank meets when others are gone or silent: its type decides before its words."""
+    """Whether an error is a consequence of others that are gone or silent. Its type decides before its words."""
     if error == GONE:
         return True
-    said_of_peers = DISTRIBUTED.match(error) or (RUNTIME.match(error) and PEERS.search(error))
-    return bool(said_of_peers) and not OWN.search(error)
+    blames_peers = DISTRIBUTED.match(error) or (RUNTIME.match(error) and PEERS.search(error))
+    return bool(blames_peers) and not OWN_MISTAKE.search(error)
 
 
 def causes(ends: Iterable[RankEnd], struck: Collection[int] = ()) -> list[RankEnd]:
-    """The ends that may be why the job died, the first one first. The others lost a rank, waited for one in vain, or
-    were killed once another had failed, as the launcher does. struck: ranks that something else is known to have ended.
+    """The ends that may be why the job died, the first one first.
 
-    A rank that was killed is seen later than those that lost it at once. Where these say that it was gone, and no other
-    rank was killed, it was the first.
+    The others lost a rank, timed out waiting for one, or were killed because another had failed, as the launcher does.
+    struck: ranks that something else is known to have ended.
     """
+    # A killed rank leaves no word: the launcher notices it later than its peers notice a closed connection. So by the
+    # clock alone these would be to blame. Where all of them say "closed" and one rank was killed, that one was first.
     in_order = sorted(ends, key=lambda end: end.when)
     killed = [end for end in in_order if end.killed]
     failed = [end for end in in_order if not end.killed]

@@ -11,17 +11,17 @@ LAUNCHERS = frozenset(
     {"ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "ProcessRaisedException",
      "ProcessExitedException", "JobFailedError"}
 )  # fmt: skip
-"""What launchers raise about their ranks: an end, and no cause."""
+"""Exceptions that launchers raise about their ranks: a consequence, never a cause."""
 PROBES = frozenset(
     {"KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "StopIteration", "IndexError"}
 )
 """Types that libraries raise and catch to try something else: of a chain that begins with one, the last counts."""
 WIDE = frozenset({"ImportError"})
-"""Types by which libraries also say that a release is too old, or that there is no GPU: the message may say more."""
+"""Types that libraries also raise for an old release or a missing GPU: the message may say more."""
 
 
 class TypeMeaning(NamedTuple):
-    """What a type says, in English and Chinese."""
+    """What an exception's type says of the failure, in English and Chinese."""
 
     cause: str
     means: str
@@ -29,7 +29,7 @@ class TypeMeaning(NamedTuple):
     next: str
     next_zh: str
     anywhere: bool = False
-    """Whether it says so of a library's code, too; else only of the user's own."""
+    """Whether it holds for a library's code, too; else for the user's own alone."""
     confidence: str = "medium"
 
 
@@ -162,7 +162,7 @@ MEANINGS = {
 OF_A_CLASS = re.compile(
     r"^'(?!NoneType|Tensor'|Parameter'|Namespace'|TrainerState')[A-Z]\w{3,80}' object has no attribute '\w{1,60}'"
 )
-"""What is asked of an object of a class of its own: not of a list, a text or None."""
+"""Message of a missing attribute, where the object's class is a package's own: no list, text or None."""
 OTHER_RELEASE = TypeMeaning(
     "version",
     "An object lacks what a library asks of it: that library and the one that makes it are of releases that don't "
@@ -184,12 +184,12 @@ OWN_CHECK = TypeMeaning(
     confidence="low",
 )
 CHECKS = frozenset({"ValueError", "AssertionError", "Exception", "RuntimeError"})
-"""Types that a program raises itself where it checks something."""
+"""Types that a program's own checks raise."""
 RAISES = re.compile(r"^(?:raise|assert)\b")
 
 
 def own_check(raised: RaisedException) -> TypeMeaning | None:
-    """What an exception means that the user's own code raises; None where it came from deeper, as of compiled code."""
+    """The meaning of an exception that the user's own code raises; None for one from deeper, such as compiled code."""
     innermost = raised.frames[-1] if raised.frames else None
     if innermost is None or innermost.is_library or raised.name not in CHECKS:
         return None
@@ -197,11 +197,11 @@ def own_check(raised: RaisedException) -> TypeMeaning | None:
 
 
 def meaning(raised: RaisedException) -> TypeMeaning | None:
-    """What the type of an exception says; None where it may mean anything."""
-    found = MEANINGS.get(raised.name)
-    if found is None or found.anywhere:
-        return found
+    """The meaning of an exception's type; None where it may be anything."""
+    meaning_of_type = MEANINGS.get(raised.name)
+    if meaning_of_type is None or meaning_of_type.anywhere:
+        return meaning_of_type
     innermost = raised.frames[-1] if raised.frames else None
     if innermost and not innermost.is_library:
-        return found
+        return meaning_of_type
     return OTHER_RELEASE if raised.name == "AttributeError" and OF_A_CLASS.match(raised.message) else None

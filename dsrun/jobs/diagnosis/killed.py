@@ -6,24 +6,25 @@ import re
 import signal
 
 REPORTED = re.compile(r"exits with return code = (-?\d+)")
-"""The launcher's words for a rank's exit code (deepspeed/launcher/launch.py)."""
+"""The launcher's message about a rank's exit code (deepspeed/launcher/launch.py)."""
 
 
 def reported_codes(output: str) -> list[int]:
-    """The exit codes of ranks that the launcher tells of, in its order."""
+    """The exit codes of ranks that the launcher printed, in order."""
     return [int(code) for code in REPORTED.findall(output)]
 
 
 def reported_code(output: str, code: int, alone: bool) -> int | None:
-    """The first rank's exit code, if the launcher's words can be taken for it: -N for signal N; None otherwise.
+    """The first rank's exit code, -N for signal N; None where the launcher's message need not be about that rank.
 
     alone: no other rank ended with an error of its own, so that a positive code can only be the first rank's.
     """
     reported = reported_codes(output)
     if not reported and code < 0:
         return None  # a signal ended the launcher itself
-    found = reported[-1] if reported else (code - 256 if code > 128 else code)
-    return found if found < 0 or (alone and found > 0) else None
+    # Without a message the code is the launcher's own: a shell gives 128 + N for signal N.
+    signed = reported[-1] if reported else (code - 256 if code > 128 else code)
+    return signed if signed < 0 or (alone and signed > 0) else None
 
 
 def killed_in_words(code: int | None, ooms: int) -> str:

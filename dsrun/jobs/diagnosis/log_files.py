@@ -29,10 +29,10 @@ NAMES = re.compile(
     r"\.(?:log|out|err|txt|stdout|stderr)(?:\.\d{1,3})?(?:\.gz)?$|^(?:stdout|stderr|output|nohup\.out|log)$",
     re.I,
 )
-"""Files in a folder that are taken for logs."""
+"""Names of files in a folder that are taken for logs."""
 RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|task|proc(?:ess)?)[-_.]?(\d{1,5})(?:\D|$)", re.I)
 TORCHRUN = re.compile(r"/attempt_\d{1,4}/(\d{1,5})/std(?:out|err)\.log$")
-"""torchrun --log-dir: a folder an attempt, one a local rank in it."""
+"""Logs of torchrun --log-dir: a folder for each attempt, in it one for each local rank."""
 HOST = re.compile(r"(?:^|[-_.])((?:node|host|gpu|worker|n)-?\d{1,5})(?:\D|$)", re.I)
 MOST_FILES = 4096
 PACKED = {
@@ -42,40 +42,40 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "zip",
 }
-"""How compressed files begin; logs that were rotated are often gzip's, which are read as they are."""
+"""First bytes of compressed files. Rotated logs are often gzip's, which are read as they are."""
 UNPACKERS = {"xz": "xzcat", "bzip2": "bzcat", "zstd": "zstdcat", "zip": "unzip -p"}
 LARGE_BYTES, MOST_PROCESSES = 128 << 20, 4
-"""A larger log is read by several processes, as far as there are cores."""
+"""Size from which several processes read a log, as far as there are cores, and how many at most."""
 BINARY = 0.08
-"""The share of bytes below a blank, line ends and NULs aside, from which a file is no text: of programs and numbers it
-is a tenth and more, of logs in any encoding and colour next to nothing."""
+"""Share of control characters (line ends and NULs aside) from which a file is no text: programs and numbers have a
+tenth and more of them, logs in any encoding and colour next to none."""
 
 
 class LogSource(NamedTuple):
-    """One log."""
+    """A log to be read."""
 
     name: str
-    """As it is shown: its path, or "stdin"."""
+    """Name for the user: its path, or "stdin"."""
     path: Path | None
     """None: stdin."""
     rank: int | None = None
     host: str | None = None
     since: int = 0
-    """Bytes at its beginning that don't count."""
+    """Bytes at its beginning that belong to an earlier attempt."""
 
 
 def sources(given: Iterable[str]) -> list[LogSource]:
     """The logs that some names stand for. Raises DsrunError with every name that stands for none."""
     problems: list[Problem] = []
-    found: list[LogSource] = []
+    logs: list[LogSource] = []
     for name in given:
         if name == STDIN:
-            found.append(LogSource("stdin", None))
+            logs.append(LogSource("stdin", None))
         else:
-            found += _of_path(Path(name).expanduser(), problems)
+            logs += _of_path(Path(name).expanduser(), problems)
     if problems:
         raise DsrunError(problems)
-    return found
+    return logs
 
 
 def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
@@ -85,11 +85,11 @@ def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            inside = in_order(_logs_in(path))
-            if not inside:
-                what = "holds no log (a file that ends in .log, .out, .err or .txt)"
-                problems.append(Problem(what, where=str(path), hint="Name the file itself."))
-            return [named(one) for one in inside]
+            paths = in_order(_logs_in(path))
+            if not paths:
+                fault = "holds no log (a file that ends in .log, .out, .err or .txt)"
+                problems.append(Problem(fault, where=str(path), hint="Name the file itself."))
+            return [named(log) for log in paths]
     except (OSError, ValueError) as error:
         problems.append(
             Problem(f"can't be read: {getattr(error, 'strerror', None) or error}", where=str(path))
@@ -114,30 +114,28 @@ def _logs_in(folder: Path) -> Iterator[Path]:
 
 
 def named(path: Path) -> LogSource:
-    """A log with the rank and host that its path names."""
+    """A log, with the rank and host in its path."""
     local = TORCHRUN.search(str(path.absolute()))
     rank = local or RANK.search(path.name) or RANK.search(path.parent.name)
     host = HOST.search(path.name)
     return LogSource(str(path), path, int(rank[1]) if rank else None, host[1] if host else None)
 
 
-def read(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
+def read(logs: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
     """The lines of some logs that matter. Raises DsrunError where one can't be read, or where none has any text."""
-    lines = lines_of(found, index)
+    lines = lines_of(logs, index)
     if not any(line.text for line in lines):
         hint = "Name the log that the job wrote."
-        raise DsrunError([Problem("is empty", where=source.name, hint=hint) for source in found])
+        raise DsrunError([Problem("is empty", where=source.name, hint=hint) for source in logs])
     return lines
 
 
-def lines_of(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
+def lines_of(logs: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
     """The lines of some logs that matter; there may be none. Raises DsrunError where one can't be read."""
-    recorded = {
-        number: source.path for number, source in enumerate(found) if source.path and _is_dump(source)
-    }
+    recorded = {number: source.path for number, source in enumerate(logs) if source.path and _is_dump(source)}
     lines = [
         peeled(number, at, piece, source.rank, source.host)
-        for number, source in enumerate(found)
+        for number, source in enumerate(logs)
         if number not in recorded
         for at, line in _kept(source, index)
         for piece in pieces(line.decode("utf-8", errors="replace"))
@@ -170,7 +168,7 @@ def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
 
 
 def _packing(source: LogSource, path: Path) -> str:
-    """By what a file is compressed; empty where it isn't."""
+    """The program that compressed a file; empty for a plain one."""
     if source.since:
         return ""
     with path.open("rb") as file:
@@ -179,7 +177,7 @@ def _packing(source: LogSource, path: Path) -> str:
 
 
 def _unpacked(source: LogSource, path: Path) -> IO[bytes]:
-    """A file, which gzip may have made smaller. Raises DsrunError for other ways to do so."""
+    """An open file, unpacked where gzip packed it. Raises DsrunError for other compression."""
     packing = _packing(source, path)
     if packing in UNPACKERS:
         hint = f"Unpack it first: {UNPACKERS[packing]} {source.name} | dsrun diagnose -"
@@ -191,7 +189,9 @@ def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, 
     """The kept lines of a large file, read by several processes, each a part of it."""
     from concurrent.futures import ProcessPoolExecutor
 
-    _ = index.search  # else each process reads all patterns for itself
+    _ = (
+        index.search
+    )  # built here once: each process gets a copy, and would otherwise parse all patterns itself
     places = _line_starts(path, since, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
     with ProcessPoolExecutor(len(places) - 1) as pool:
         parts = list(pool.map(_part, *zip(*((path, *span, index) for span in pairwise(places)), strict=True)))
@@ -206,14 +206,14 @@ def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, 
 def _line_starts(path: Path, since: int, parts: int) -> list[int]:
     """Where parts of a file begin, each at a line, and where the last one ends; UTF-16 is not cut."""
     size = path.stat().st_size
-    found = [since]
+    starts = [since]
     with path.open("rb") as file:
         parts = 1 if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else parts
         for part in range(1, parts):
             file.seek(since + (size - since) * part // parts)
             file.readline(BLOCK)
-            found.append(file.tell())
-    return [*sorted(set(found)), size]
+            starts.append(file.tell())
+    return [*sorted(set(starts)), size]
 
 
 def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list[tuple[int, bytes]], int]:
@@ -225,7 +225,7 @@ def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list
 
 
 class _Part:
-    """The next bytes of a file, up to a number."""
+    """A file that ends after so many bytes."""
 
     def __init__(self, file: IO[bytes], left: int) -> None:
         self._file, self._left = file, left

@@ -13,12 +13,14 @@ TAIL_LINES, TAIL_BYTES = 12, 256 << 10
 FRAME = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {2}File \"(?P<file>[^\"\n]{1,500})\", line \d")
 CODE = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {4}")
 """A frame of a traceback, and the lines of code below it."""
-OWN = re.compile(r"/dsrun/jobs/supervision/\w{1,40}\.py$|^<frozen runpy>$|/lib/python[\d.]{1,5}/runpy\.py$")
-"""Files of what starts a rank: nobody looks there for his own mistake."""
+STARTS_RANKS = re.compile(
+    r"/dsrun/jobs/supervision/\w{1,40}\.py$|^<frozen runpy>$|/lib/python[\d.]{1,5}/runpy\.py$"
+)
+"""Files that start a rank: no user looks there for a mistake of theirs."""
 
 
 def end_of(path: Path, since: int = 0) -> bytes:
-    """The end of a log, which may be one of gigabytes. since: what stood there before does not count (in bytes)."""
+    """The end of a log, which may have gigabytes. since: its size before this attempt, in bytes."""
     *before, last = pieces(path) or [path]
     with last.open("rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -36,19 +38,19 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
         text = end_of(path).decode("utf-8", errors="replace")
     except OSError:
         text = ""
-    # Of a bar that was drawn over itself only its last state counts, and a finished one says nothing.
+    # A bar is drawn over itself: only its last state counts, and a finished one says nothing.
     drawn = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
-    found = [line for line in without_own_frames(drawn) if line.strip() and "100%|" not in line][-lines:]
-    return "\n".join(f"    | {line[:240]}" for line in found) or "    | (its log is empty)"
+    last_lines = [line for line in without_own_frames(drawn) if line.strip() and "100%|" not in line][-lines:]
+    return "\n".join(f"    | {line[:240]}" for line in last_lines) or "    | (its log is empty)"
 
 
 def without_own_frames(lines: Iterable[str]) -> Iterator[str]:
     """A log's lines without the frames in which dsrun starts a rank."""
-    own = False
+    hidden = False
     for line in lines:
         if frame := FRAME.match(line):
-            own = bool(OWN.search(frame["file"]))
+            hidden = bool(STARTS_RANKS.search(frame["file"]))
         elif not CODE.match(line):
-            own = False
-        if not own:
+            hidden = False
+        if not hidden:
             yield line

@@ -1,4 +1,4 @@
-"""Lines of memory that ran out as numbers: what was asked for, what was there, who holds it.
+"""Sizes in lines about memory that ran out: how much was requested, how much there was, who holds it.
 
 PyTorch's of a GPU has two forms: before torch 2.1 in brackets ("(GPU 0; 15.78 GiB total capacity; 14.1 GiB already
 allocated; ...)"), then in sentences ("GPU 0 has a total capacity of 15.89 GiB of which 61.88 MiB is free."). Of host
@@ -33,25 +33,25 @@ ON_HOST = {
     "in_use": re.compile(r"anon-rss:(\d{1,14})(kB)"),
     "reserved": re.compile(r"total-vm:(\d{1,14})(kB)"),
 }
-"""Of host memory; the kernel's kB are KiB. "reserved": addresses, of which a part is in use."""
+"""Patterns for host memory; the kernel's kB are KiB. "reserved": addresses, of which a part is in use."""
 LARGE = 0.1
-"""The share of a card from which a part of its memory is worth a word."""
+"""Share of a card's memory from which a part is worth mentioning."""
 
 
-OF_CONTEXT = 1.0
-"""GiB that CUDA itself may take in a process beside what PyTorch has reserved, which the older form doesn't tell."""
+CONTEXT_GIB = 1.0
+"""Memory that CUDA itself may take in a process, in GiB: the older form counts it to nobody."""
 
 
 def numbers(line: str) -> dict[str, float] | None:
-    """What an out-of-memory line says, in GiB; None where it says nothing in numbers."""
-    found = _sizes(line, PATTERNS)
-    if "unallocated" not in found and {"reserved", "allocated"} <= set(found):
-        found["unallocated"] = max(0.0, found["reserved"] - found["allocated"])
-    if {"total", "free", "in_use"} <= set(found):
-        found["others"] = max(0.0, found["total"] - found["free"] - found["in_use"])
-    elif {"total", "free", "reserved"} <= set(found):
-        found["others"] = max(0.0, found["total"] - found["free"] - found["reserved"] - OF_CONTEXT)
-    return found if "asked" in found else None
+    """Sizes in an out-of-memory line, in GiB; None where it names none."""
+    sizes = _sizes(line, PATTERNS)
+    if "unallocated" not in sizes and {"reserved", "allocated"} <= set(sizes):
+        sizes["unallocated"] = max(0.0, sizes["reserved"] - sizes["allocated"])
+    if {"total", "free", "in_use"} <= set(sizes):
+        sizes["others"] = max(0.0, sizes["total"] - sizes["free"] - sizes["in_use"])
+    elif {"total", "free", "reserved"} <= set(sizes):
+        sizes["others"] = max(0.0, sizes["total"] - sizes["free"] - sizes["reserved"] - CONTEXT_GIB)
+    return sizes if "asked" in sizes else None
 
 
 def others_hold(line: str) -> bool:
@@ -59,61 +59,61 @@ def others_hold(line: str) -> bool:
     return _others_hold(numbers(line) or {})
 
 
-def _others_hold(found: Mapping[str, float]) -> bool:
-    return found.get("others", 0.0) > max(LARGE * found.get("total", 0.0), 0.5)
+def _others_hold(sizes: Mapping[str, float]) -> bool:
+    return sizes.get("others", 0.0) > max(LARGE * sizes.get("total", 0.0), 0.5)
 
 
 def host_numbers(line: str) -> dict[str, float] | None:
-    """What a line of host memory that ran out says, in GiB; None where it says nothing in numbers."""
+    """Sizes in a line about host memory that ran out, in GiB; None where it names none."""
     return _sizes(line, ON_HOST) or None
 
 
 def _sizes(line: str, patterns: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
-    found = {}
+    sizes = {}
     for name, pattern in patterns.items():
         if hit := pattern.search(line):
             size, unit = [part for part in hit.groups() if part is not None]
             with contextlib.suppress(ValueError):  # 1.2.3
-                found[name] = float(size) * GIB[unit]
-    return found
+                sizes[name] = float(size) * GIB[unit]
+    return sizes
 
 
-def host_in_words(found: Mapping[str, float], chinese: bool = False) -> str:
+def host_in_words(sizes: Mapping[str, float], chinese: bool = False) -> str:
     """The numbers of host memory in a sentence."""
     parts = []
-    if "asked" in found:
-        asked = f"{found['asked']:.2f} GiB"
-        parts.append(f"要分配 {asked}" if chinese else f"{asked} were asked for")
-    if "in_use" in found:
-        held = f"{found['in_use']:.1f} GiB"
+    if "asked" in sizes:
+        requested = f"{sizes['asked']:.2f} GiB"
+        parts.append(f"要分配 {requested}" if chinese else f"{requested} were asked for")
+    if "in_use" in sizes:
+        held = f"{sizes['in_use']:.1f} GiB"
         parts.append(
             f"被结束的进程占用 {held}" if chinese else f"The process that was ended had {held} in use"
         )
     return "".join(f"{part}。" for part in parts) if chinese else " ".join(f"{part}." for part in parts)
 
 
-def in_words(found: Mapping[str, float], chinese: bool = False) -> str:
-    """The numbers in a sentence or two, with what they tell."""
-    total, asked = found.get("total"), found["asked"]
+def in_words(sizes: Mapping[str, float], chinese: bool = False) -> str:
+    """The sizes in a sentence or two, with what they suggest."""
+    total, requested = sizes.get("total"), sizes["asked"]
     if chinese:
-        text = f"要分配 {asked:.2f} GiB" + (f"，显卡共 {total:.1f} GiB" if total else "")
-        text += f"，PyTorch 已用 {found['allocated']:.1f} GiB" if "allocated" in found else ""
-        text += f"，进程上限 {found['limit']:.1f} GiB" if "limit" in found else ""
+        text = f"要分配 {requested:.2f} GiB" + (f"，显卡共 {total:.1f} GiB" if total else "")
+        text += f"，PyTorch 已用 {sizes['allocated']:.1f} GiB" if "allocated" in sizes else ""
+        text += f"，进程上限 {sizes['limit']:.1f} GiB" if "limit" in sizes else ""
     else:
-        text = f"{asked:.2f} GiB were asked for" + (f" on a card of {total:.1f} GiB" if total else "")
-        text += f", of which PyTorch had {found['allocated']:.1f} GiB in use" if "allocated" in found else ""
-        text += f"; this process may have {found['limit']:.1f} GiB" if "limit" in found else ""
-    return f"{text}{_hint(found, chinese)}" + ("。" if chinese else ".")
+        text = f"{requested:.2f} GiB were asked for" + (f" on a card of {total:.1f} GiB" if total else "")
+        text += f", of which PyTorch had {sizes['allocated']:.1f} GiB in use" if "allocated" in sizes else ""
+        text += f"; this process may have {sizes['limit']:.1f} GiB" if "limit" in sizes else ""
+    return f"{text}{_hint(sizes, chinese)}" + ("。" if chinese else ".")
 
 
-def _hint(found: Mapping[str, float], chinese: bool) -> str:
-    """What stands out among the numbers."""
-    least = LARGE * found.get("total", 0.0)
-    if _others_hold(found):
-        size = found["others"]
+def _hint(sizes: Mapping[str, float], chinese: bool) -> str:
+    """The most telling of the sizes."""
+    least = LARGE * sizes.get("total", 0.0)
+    if _others_hold(sizes):
+        size = sizes["others"]
         return f"；其他进程占用 {size:.1f} GiB" if chinese else f"; other processes hold {size:.1f} GiB"
-    if found.get("unallocated", 0.0) > max(found["asked"], least):
-        size = found["unallocated"]
+    if sizes.get("unallocated", 0.0) > max(sizes["asked"], least):
+        size = sizes["unallocated"]
         if chinese:
             return f"；{size:.1f} GiB 已保留却未使用（碎片）：设 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         return (

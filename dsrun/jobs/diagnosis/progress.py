@@ -17,7 +17,7 @@ STEP = re.compile(
 )
 """A line of a training that moves: a step's number, a bar's count, a loss."""
 WENT_ON = 10
-"""Different lines of that kind, from which a program is taken to have gone on."""
+"""Different lines of that kind after which a program counts as having gone on."""
 
 
 def went_on(line: PeeledLine, lines: Sequence[PeeledLine]) -> bool:

@@ -29,27 +29,29 @@ class FirstRank(NamedTuple):
     when: str | None = None
     """As the log writes it."""
     why: str = ""
-    """Who says so."""
+    """How it is known."""
 
 
 NOBODY = FirstRank(None)
 
 
 def first_rank(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine], waits: bool = False) -> FirstRank:
-    """The rank that failed first.
+    """The rank that failed first, as far as the logs tell.
 
-    seen: the lines that show the cause, first things first. waits: they are of ranks that waited for another one, and
-    none of them is to blame. torchrun's word counts, unless that rank's own lines show something else.
+    seen: the lines that show the cause, first things first. waits: these ranks waited for another one, so none of them
+    is to blame.
     """
     if waits:
         return _behind(lines)
     spoken = [(rank, line) for line in seen if (rank := _rank_of(line)) is not None]
     showing = {rank for rank, _ in spoken}
-    for block in sorted(_torchrun_blocks(lines), key=lambda one: _seconds(one.when)):
+    # torchrun names the first failure that its agent noticed, which polls: where that rank's own lines show nothing of
+    # the cause and another's do, those lines are the better witness.
+    for block in sorted(_torchrun_blocks(lines), key=lambda block: _seconds(block.when)):
         if not spoken or block.rank in showing or block.rank not in {line.rank for line in lines}:
             return block
     if spoken:
-        rank, line = min(spoken, key=lambda one: one[1].when or float("inf"))
+        rank, line = min(spoken, key=lambda block: block[1].when or float("inf"))
         return FirstRank(rank, line.host, why="its lines show it")
     return _of_launcher(lines, seen)
 
@@ -57,24 +59,24 @@ def first_rank(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine], waits: b
 def _rank_of(line: PeeledLine) -> int | None:
     if line.rank is not None:
         return line.rank
-    said = SPEAKS_OF_RANK.search(line.whole)
-    return int(said[1]) if said and said[1] else None
+    hit = SPEAKS_OF_RANK.search(line.whole)
+    return int(hit[1]) if hit and hit[1] else None
 
 
 def _torchrun_blocks(lines: Sequence[PeeledLine]) -> list[FirstRank]:
-    """torchrun's own words on the first failure, one a node."""
-    found = []
+    """torchrun's own report of the first failure, one a node."""
+    blocks = []
     for at, line in enumerate(lines):
         if ROOT_CAUSE in line.whole:
             near = [other for other in lines[at : at + BLOCK_LINES] if other.source == line.source]
-            said = {hit[1]: hit[2] for other in reversed(near) if (hit := FIELD.search(other.text))}
-            if (rank := said.get("rank", "")).isdecimal():
-                found.append(
-                    FirstRank(int(rank), said.get("host"), said.get("time"), "torchrun observed it first")
+            fields = {hit[1]: hit[2] for other in reversed(near) if (hit := FIELD.search(other.text))}
+            if (rank := fields.get("rank", "")).isdecimal():
+                blocks.append(
+                    FirstRank(int(rank), fields.get("host"), fields.get("time"), "torchrun observed it first")
                 )
         elif hit := TORCHRUN_FAILED.search(line.whole):
-            found.append(FirstRank(int(hit[2]), line.host, why="torchrun observed this local rank first"))
-    return found
+            blocks.append(FirstRank(int(hit[2]), line.host, why="torchrun observed this local rank first"))
+    return blocks
 
 
 def _seconds(when: str | None) -> float:
@@ -86,7 +88,7 @@ def _seconds(when: str | None) -> float:
 
 
 def _of_launcher(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine]) -> FirstRank:
-    """What a launcher says of the first process that it saw end: of one node."""
+    """The first process that a launcher saw end, on one node."""
     hosts = {line.host for line in lines if line.host}
     for line in lines:
         if DEEPSPEED_ENDED in line.whole and (hit := DEEPSPEED_RANK.search(line.whole)):
@@ -98,7 +100,7 @@ def _of_launcher(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine]) -> Fir
 
 
 def _behind(lines: Iterable[PeeledLine]) -> FirstRank:
-    """Of ranks that tell how far they are, the one that is behind."""
+    """The rank that is behind all others, where they print how far they are."""
     at = {int(hit[1]): int(hit[2]) for line in lines if (hit := ENQUEUED.search(line.whole))}
     least = min(at.values(), default=0)
     behind = [rank for rank, work in at.items() if work == least]

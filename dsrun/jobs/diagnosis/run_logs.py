@@ -23,12 +23,12 @@ from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
-SAID = "what dsrun saw"
-"""The name of the source that holds dsrun's own words."""
+DSRUN_SOURCE = "what dsrun saw"
+"""Name of the source with dsrun's own message."""
 
 
 def log_sizes(run_dir: Path) -> dict[str, int]:
-    """How large each log is now, in bytes: what stands there is of earlier attempts."""
+    """Size of each log now, in bytes: everything up to there belongs to earlier attempts."""
     return {str(path): path.stat().st_size for path in run_dir.joinpath(LOGS).glob("*.log*")}
 
 
@@ -42,24 +42,27 @@ def of_run(
 ) -> Diagnosis:
     """Why a run died.
 
-    rank: the one that dsrun saw end first; its own log counts before those of the launcher and of others. said: what
-    dsrun itself says of the end. since: bytes of each log that are of earlier attempts.
+    rank: the first that dsrun saw end; its own log counts before those of the launcher and of others. said: dsrun's own
+    message about the end. since: bytes of each log that belong to earlier attempts.
     """
     logs = _logs(run_dir, rank, since or {})
     index = SignatureIndex(find_signatures())
-    own = [log for log in logs if log.rank == rank and rank is not None]
-    if own:
-        own += [log for log in logs if log not in own and log.name.startswith(str(run_dir / FLIGHT_RECORDER))]
-    verdict = _verdict(own, index, said) if own else Verdict(values={})
+    own_logs = [log for log in logs if log.rank == rank and rank is not None]
+    # The first rank's own log decides if it says anything: in the others stand consequences, and often earlier ones.
+    if own_logs:
+        own_logs += [
+            log for log in logs if log not in own_logs and log.name.startswith(str(run_dir / FLIGHT_RECORDER))
+        ]
+    verdict = _verdict(own_logs, index, said) if own_logs else Verdict(values={})
     if verdict.cause is None and verdict.raised is None:
-        own = logs
+        own_logs = logs
         verdict = _verdict(logs, index, said)
-    names = [*own, LogSource(SAID, None)]
+    names = [*own_logs, LogSource(DSRUN_SOURCE, None)]
     return in_words(verdict, names, os.environ if environ is None else environ, rank=rank)
 
 
 def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[LogSource]:
-    """The run's logs, that of the first rank first; dsrun's own log is none of them."""
+    """The run's logs except dsrun's own, that of the first rank first."""
     left_out = {Path(OWN_LOG).name, Path(MARK).name}
     inside = run_dir.joinpath(LOGS).glob("*.*")
     # A pipe would be waited for, and a link may lead to any file that this user can read.
@@ -67,20 +70,20 @@ def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[Log
     paths = in_order(path for path in plain if path.name not in left_out and path.suffix != TIMES)
     first = run_dir / rank_log(rank) if rank is not None else run_dir / LAUNCHER_LOG
     paths.sort(key=lambda path: log_of(path) != first)
-    found = [log_files.named(path) for path in paths]
+    logs = [log_files.named(path) for path in paths]
     begins = {name: size for path in {*map(log_of, paths)} for name, size in begins_at(path, since).items()}
     prepare = run_dir / PREPARE_LOG
-    if not any(log.rank is not None for log in found) and prepare.is_file():
-        found.append(log_files.named(prepare))
-    return [log._replace(since=begins.get(log.name, since.get(log.name, 0))) for log in found]
+    if not any(log.rank is not None for log in logs) and prepare.is_file():
+        logs.append(log_files.named(prepare))
+    return [log._replace(since=begins.get(log.name, since.get(log.name, 0))) for log in logs]
 
 
-def _verdict(logs: Sequence[LogSource], index: SignatureIndex, said: str) -> Verdict:
+def _verdict(logs: Sequence[LogSource], index: SignatureIndex, message: str) -> Verdict:
     lines = log_files.lines_of(logs, index)
-    lines += _said_lines(said, len(logs))
+    lines += _message_lines(message, len(logs))
     return judge(lines, index)
 
 
-def _said_lines(said: str, source: int) -> list[PeeledLine]:
-    """dsrun's own first line: what follows it is quoted from a log."""
-    return [peeled(source, 1, said.partition("\n")[0])] if said else []
+def _message_lines(message: str, source: int) -> list[PeeledLine]:
+    """The first line of dsrun's own message: what follows it quotes a log."""
+    return [peeled(source, 1, message.partition("\n")[0])] if message else []

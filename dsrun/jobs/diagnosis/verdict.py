@@ -1,4 +1,4 @@
-"""What logs say of a failure: one named cause, or that they don't say it.
+"""The verdict on a failure's logs: one named cause, or that they don't name it.
 
 1. Every line is held against the signatures; what looks like a failure and is none is put aside.
 2. Kinds decide before the order of lines: a cause (root) before an exception that no signature knows, before what
@@ -29,12 +29,12 @@ from dsrun.jobs.diagnosis.signatures import (
 )
 
 LINES_ABOVE = 70
-"""In which `above` of a signature is looked for."""
+"""Lines before one in which a signature's `above` is looked for."""
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
-"""Causes that programs try again by themselves, even where another start wouldn't help."""
+"""Causes that programs retry by themselves, even where another start wouldn't help."""
 WARNED, FAILED = "WARNING", "ERROR"
 MOST_QUOTED = 400
-"""Characters of a line that are quoted."""
+"""Longest quotation of a line, in characters."""
 
 
 class Sighting(NamedTuple):
@@ -43,48 +43,50 @@ class Sighting(NamedTuple):
     signature: FailureSignature
     line: PeeledLine
     values: Mapping[str, str]
-    """What the pattern's named groups hold."""
+    """Values of the pattern's named groups."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """All that was found in some logs."""
+    """Everything that is known in some logs."""
 
     lines: Sequence[PeeledLine]
     sightings: Sequence[Sighting]
-    """In context, without what is harmless; first things first."""
+    """Sightings in context, without the harmless; first things first."""
     unknown: Sequence[RaisedException]
     """Exceptions that no signature knows."""
     index: SignatureIndex
 
     def of_kind(self, kind: str) -> list[Sighting]:
         """The sightings of one kind."""
-        return [one for one in self.sightings if one.signature.kind == kind]
+        return [sighting for sighting in self.sightings if sighting.signature.kind == kind]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is said of a failure."""
+    """The outcome: a cause, how sure it is, and where it shows."""
 
     cause: str | None = None
-    """The class of failures; None where the logs don't name one."""
+    """The class of failures; None where the logs name none."""
     signature: FailureSignature | None = None
     meaning: exception_types.TypeMeaning | None = None
-    """What the type of `raised` says, where that names the cause."""
+    """The meaning of the type of `raised`, where that names the cause."""
     raised: RaisedException | None = None
     values: Mapping[str, str]
     line: PeeledLine | None = None
-    """The one that shows it."""
+    """The line that shows the cause."""
     confidence: str = "none"
     first: ranks.FirstRank = ranks.NOBODY
     others: tuple[str, ...] = ()
-    """Ids of other signatures that were seen, the first first."""
+    """Ids of other signatures in the logs, in order."""
 
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
     unexplained = None
+    # From the surest kind to the least. An exception that is a consequence of another failure is kept back: a symptom
+    # or a tail below it may still name that failure.
     for decide in (_root, _exception, _symptom, _logged, _tail):
         if verdict := decide(reading):
             if verdict.cause is None and unknown_exceptions.came_of_others(verdict.raised):
@@ -95,11 +97,19 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
-    """Find everything that is known in the lines of some logs. What Python says that it ignored counts where there is
-    nothing else: an object that wasn't finished complains when it is deleted."""
-    seen = [one for line in lines for one in _sightings(line, index)]
+    """Find everything that is known in the lines of some logs.
+
+    Exceptions that Python ignored count only where there is nothing else: an object that wasn't finished complains when
+    it is deleted.
+    """
+    seen = [sighting for line in lines for sighting in _sightings(line, index)]
     raised = exceptions(lines)
-    ignored = {(one.line.source, number) for one in raised if one.ignored for number in _own_lines(one)}
+    ignored = {
+        (exception.line.source, number)
+        for exception in raised
+        if exception.ignored
+        for number in _own_lines(exception)
+    }
     reading = _read(lines, seen, raised, ignored, index)
     return reading if reading.of_kind(ROOT) or reading.unknown else _read(lines, seen, raised, set(), index)
 
@@ -111,23 +121,29 @@ def _read(
     ignored: set[tuple[int, int]],
     index: SignatureIndex,
 ) -> Reading:
-    """ignored: places of lines that don't count."""
+    """A reading of the lines. ignored: places of lines that don't count."""
     fitting = list(_in_context(seen, lines))
-    harmless = ignored | {_place(one.line) for one in fitting if one.signature.kind == HARMLESS}
-    telling = _by_time(one for one in fitting if _place(one.line) not in harmless)
-    known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
-    below = known - {_place(one.line) for one in telling if one.signature.kind == TAIL}
+    harmless = ignored | {
+        _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
+    }
+    telling = _by_time(sighting for sighting in fitting if _place(sighting.line) not in harmless)
+    # An exception whose own line, or a line of its message, has a signature is known by that; a tail below it says
+    # nothing of it, and so doesn't make it known.
+    known = {_place(sighting.line) for sighting in telling if sighting.signature.kind != PLACE} | harmless
+    below = known - {_place(sighting.line) for sighting in telling if sighting.signature.kind == TAIL}
     unknown = [
-        one
-        for one in raised or exceptions_inside(lines)
-        if not one.ignored
-        and not one.is_warning
-        and one.name not in exception_types.LAUNCHERS
-        and _place(one.line) not in known
-        and below.isdisjoint((one.line.source, number) for number in _own_lines(one)[1:])
+        exception
+        for exception in raised or exceptions_inside(lines)
+        if not exception.ignored
+        and not exception.is_warning
+        and exception.name not in exception_types.LAUNCHERS
+        and _place(exception.line) not in known
+        and below.isdisjoint((exception.line.source, number) for number in _own_lines(exception)[1:])
     ]
-    in_threads = [one for one in unknown if one.handled]
-    return Reading(lines, telling, [one for one in unknown if not one.handled] or in_threads, index)
+    in_threads = [exception for exception in unknown if exception.handled]
+    return Reading(
+        lines, telling, [exception for exception in unknown if not exception.handled] or in_threads, index
+    )
 
 
 def _own_lines(raised: RaisedException) -> range:
@@ -136,10 +152,10 @@ def _own_lines(raised: RaisedException) -> range:
 
 
 def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
-    """Of several of one kind in a line the one that needs most of it comes first."""
-    found = index.matches(line.whole)
-    found.sort(key=lambda one: one[1].start() - one[1].end())
-    for signature, hit in found:
+    """The signatures in a line; of several of one kind the one that matches most of it comes first."""
+    matches = index.matches(line.whole)
+    matches.sort(key=lambda match: match[1].start() - match[1].end())
+    for signature, hit in matches:
         yield Sighting(signature, line, {key: value for key, value in hit.groupdict().items() if value})
 
 
@@ -148,36 +164,38 @@ def _place(line: PeeledLine) -> tuple[int, int]:
 
 
 def _by_time(seen: Iterable[Sighting]) -> list[Sighting]:
-    """In order: of several logs by the clock, as far as their lines tell it; of one as its lines stand."""
-    found = list(seen)
-    if len({one.line.source for one in found}) < 2:
-        return sorted(found, key=lambda one: _place(one.line))
-    late = float("inf")
-    return sorted(
-        found, key=lambda one: (late if one.line.when is None else one.line.when, *_place(one.line))
-    )
+    """Sightings in order: by the clock where they are of several logs and have one, else as their lines stand."""
+    ordered = list(seen)
+    if len({sighting.line.source for sighting in ordered}) < 2:
+        return sorted(ordered, key=lambda sighting: _place(sighting.line))
+
+    def moment(sighting: Sighting) -> tuple[float, int, int]:
+        line = sighting.line
+        return (float("inf") if line.when is None else line.when, *_place(line))
+
+    return sorted(ordered, key=moment)
 
 
 def _in_context(seen: Iterable[Sighting], lines: Sequence[PeeledLine]) -> Iterator[Sighting]:
-    """Those whose surroundings are as their signature says."""
+    """The sightings whose surroundings are as their signature requires."""
     place = {id(line): number for number, line in enumerate(lines)}
     ends = _ends_of_logs(lines)
-    for one in seen:
-        above, anywhere = one.signature.searched("above"), one.signature.searched("anywhere")
-        near = lines[max(0, place[id(one.line)] - LINES_ABOVE) : place[id(one.line)] + 1]
-        if one.signature.at_end and id(one.line) not in ends:
+    for sighting in seen:
+        above, anywhere = sighting.signature.searched("above"), sighting.signature.searched("anywhere")
+        near = lines[max(0, place[id(sighting.line)] - LINES_ABOVE) : place[id(sighting.line)] + 1]
+        if sighting.signature.at_end and id(sighting.line) not in ends:
             continue
-        if one.signature.others_hold and not memory_text.others_hold(one.line.whole):
+        if sighting.signature.others_hold and not memory_text.others_hold(sighting.line.whole):
             continue
-        if above and not any(above.search(line.whole) for line in near if _same_rank(line, one.line)):
+        if above and not any(above.search(line.whole) for line in near if _same_rank(line, sighting.line)):
             continue
         if anywhere and not any(anywhere.search(line.whole) for line in lines):
             continue
-        yield one
+        yield sighting
 
 
-def _same_rank(one: PeeledLine, other: PeeledLine) -> bool:
-    return one.source == other.source and (one.rank == other.rank or one.rank is None)
+def _same_rank(line: PeeledLine, other: PeeledLine) -> bool:
+    return line.source == other.source and (line.rank == other.rank or line.rank is None)
 
 
 def _ends_of_logs(lines: Sequence[PeeledLine]) -> set[int]:
@@ -190,18 +208,25 @@ def _last_line(lines: Sequence[PeeledLine]) -> PeeledLine | None:
 
 
 def _root(reading: Reading) -> Verdict | None:
-    """A cause that is known. One told at a level at which programs go on counts where there is no other failure, or
-    where it says more of the one that there is (the driver's age, before "no GPU")."""
-    found = reading.of_kind(ROOT)
-    loud = [one for one in found if one.line.level not in GOES_ON]
-    warned = [one for one in found if one.line.level == WARNED]
+    """A known cause.
+
+    One that was logged as a warning counts only where nothing else failed, or where it says more of that failure (the
+    driver's age, before "no GPU").
+    """
+    roots = reading.of_kind(ROOT)
+    loud = [sighting for sighting in roots if sighting.line.level not in GOES_ON]
+    warned = [sighting for sighting in roots if sighting.line.level == WARNED]
+    # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
+    # message that the exception's own line has), then those that a program retried and went on after.
     if loud:
-        said = {one.signature.id for one in loud}
-        more = [one for one in warned if not said.isdisjoint(one.signature.over)]
+        loud_ids = {sighting.signature.id for sighting in loud}
+        more = [sighting for sighting in warned if not loud_ids.isdisjoint(sighting.signature.over)]
         telling = [
-            one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)
+            sighting
+            for sighting in roots
+            if (sighting in loud or sighting in more) and not CODE.match(sighting.line.text)
         ] or loud
-        fatal = [one for one in telling if not _survived(one, reading)]
+        fatal = [sighting for sighting in telling if not _survived(sighting, reading)]
         if not fatal and _fails_later(telling[-1].line, reading):
             return None
         verdict = _named(fatal or telling, reading)
@@ -210,39 +235,43 @@ def _root(reading: Reading) -> Verdict | None:
     return replace(named, confidence="low") if named and named.cause else None
 
 
-def _survived(one: Sighting, reading: Reading) -> bool:
-    """Whether it is of a kind that programs try again, and this one went on after it."""
-    again = one.signature.retry or one.signature.cause in TRIED_AGAIN
-    return again and progress.went_on(one.line, reading.lines)
+def _survived(sighting: Sighting, reading: Reading) -> bool:
+    """Whether a failure is of a kind that programs retry, and this one went on after it."""
+    again = sighting.signature.retry or sighting.signature.cause in TRIED_AGAIN
+    return again and progress.went_on(sighting.line, reading.lines)
 
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:
     """Whether something else fails behind a line of the same log."""
-    failed = [one.line for one in reading.sightings if one.signature.kind in (SYMPTOM, TAIL)]
-    failed += [one.line for one in reading.unknown]
-    return any(one.source == line.source and one.number > line.number for one in failed)
+    failed = [sighting.line for sighting in reading.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
+    failed += [exception.line for exception in reading.unknown]
+    return any(other.source == line.source and other.number > line.number for other in failed)
 
 
 def _less_sure(verdict: Verdict, fatal: Sequence[Sighting]) -> Verdict:
-    """Of a cause that the program survived, or beside which others are seen, nobody is sure. A signature that says less
-    of the same failure is no other cause."""
+    """The verdict with less confidence, where the program survived the cause, or others stand beside it.
+
+    A signature that says less of the same failure is no other cause.
+    """
     if not fatal:
         return replace(verdict, confidence="low") if verdict.cause else verdict
     less = verdict.signature.over if verdict.signature else ()
-    others = {one.signature.cause for one in fatal if one.signature.id not in less} - {verdict.cause}
+    others = {sighting.signature.cause for sighting in fatal if sighting.signature.id not in less} - {
+        verdict.cause
+    }
     return replace(verdict, confidence="medium") if others and verdict.confidence == "high" else verdict
 
 
-def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:
-    """The first of some sightings that none of the others says more than."""
-    if not found:
+def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
+    """The verdict on the first of some sightings that no other one says more than."""
+    if not sightings:
         return None
-    over = {less for one in found for less in one.signature.over}
-    left = [one for one in found if one.signature.id not in over] or list(found)
-    first = left[0]
-    same = [one.line for one in found if one.signature.cause == first.signature.cause]
+    over = {less for sighting in sightings for less in sighting.signature.over}
+    candidates = [sighting for sighting in sightings if sighting.signature.id not in over] or list(sightings)
+    first = candidates[0]
+    same = [sighting.line for sighting in sightings if sighting.signature.cause == first.signature.cause]
     others = dict.fromkeys(
-        one.signature.id for one in reading.sightings if one.signature.id != first.signature.id
+        sighting.signature.id for sighting in reading.sightings if sighting.signature.id != first.signature.id
     )
     named = first.signature.confidence != "none"
     return Verdict(
@@ -268,46 +297,50 @@ def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -
 
 
 def _exception(reading: Reading) -> Verdict | None:
-    """An exception that no signature knows: its type may say enough, its message, or the file that it was raised in."""
+    """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
     if not reading.unknown:
         return None
     raised = unknown_exceptions.first_of(reading.unknown, reading.lines)
-    places = [one.signature for one in reading.of_kind(PLACE)]
-    said = unknown_exceptions.explained(raised, places, reading.index)
-    same = [one.line for one in reading.unknown if one.type == raised.type]
-    others = dict.fromkeys(one.signature.id for one in reading.sightings if one.signature.kind != PLACE)
+    places = [sighting.signature for sighting in reading.of_kind(PLACE)]
+    explanation = unknown_exceptions.explained(raised, places, reading.index)
+    same = [exception.line for exception in reading.unknown if exception.type == raised.type]
+    others = dict.fromkeys(
+        sighting.signature.id for sighting in reading.sightings if sighting.signature.kind != PLACE
+    )
     return Verdict(
-        cause=said.named.cause if said.named else None,
-        signature=said.signature,
-        meaning=said.meaning,
+        cause=explanation.named.cause if explanation.named else None,
+        signature=explanation.signature,
+        meaning=explanation.meaning,
         raised=raised,
         values={},
         line=raised.line,
-        confidence=said.named.confidence if said.named else "none",
+        confidence=explanation.named.confidence if explanation.named else "none",
         first=ranks.first_rank(reading.lines, same),
         others=tuple(others),
     )
 
 
 def _symptom(reading: Reading) -> Verdict | None:
-    """What another failure did: one that names a cause all the same comes before one that doesn't."""
-    found = reading.of_kind(SYMPTOM)
-    return _named([one for one in found if one.signature.confidence != "none"] or found, reading)
+    """A consequence of another failure: one that names its cause comes before one that doesn't."""
+    symptoms = reading.of_kind(SYMPTOM)
+    return _named(
+        [symptom for symptom in symptoms if symptom.signature.confidence != "none"] or symptoms, reading
+    )
 
 
 def _logged(reading: Reading) -> Verdict | None:
-    """What a program logged as an error in plain words, where nothing was raised: the first that says what is wrong."""
-    known = {_place(one.line) for one in reading.sightings}
+    """An error that was logged in plain words, where nothing was raised: the first that says what is wrong."""
+    known = {_place(sighting.line) for sighting in reading.sightings}
     for line in reading.lines:
         if line.level != FAILED or _place(line) in known or progress.went_on(line, reading.lines):
             continue
-        if said := unknown_exceptions.logged(line, reading.index):
-            verdict = _named([Sighting(said, line, {})], reading)
+        if signature := unknown_exceptions.logged(line, reading.index):
+            verdict = _named([Sighting(signature, line, {})], reading)
             return verdict and replace(verdict, confidence="low")
     return None
 
 
 def _tail(reading: Reading) -> Verdict | None:
     """An end without a reason."""
-    found = reading.of_kind(TAIL)
-    return _named([one for one in found if one.signature.confidence != "none"] or found, reading)
+    tails = reading.of_kind(TAIL)
+    return _named([tail for tail in tails if tail.signature.confidence != "none"] or tails, reading)

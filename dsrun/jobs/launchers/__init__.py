@@ -25,9 +25,9 @@ class Launcher:
 
     name: str
     program: str | None = None
-    """What has to be installed; None: nothing."""
+    """The program that has to be installed; None: none."""
     package: str = ""
-    """Where the program comes from, for the message."""
+    """The package that has the program, for the message."""
     to_each: Callable[[str, Sequence[str]], list[str]] | None = None
     """(host, command) -> the command here that runs it there, with its stdin and stdout."""
     to_all: Callable[[Sequence[str], Sequence[str], Mapping[str, str]], list[str]] | None = None
@@ -49,8 +49,8 @@ CHOICES = (AUTO, *(name for name in names() if name != ON_THIS_MACHINE))
 
 
 def get(name: str) -> Launcher:
-    """The launcher of that name. Raises DsrunError where there is none."""
+    """A launcher by its name. Raises DsrunError for an unknown name."""
     if name not in names():
         raise DsrunError(f"there is no launcher {name!r}", hint=f"There are {', '.join(names())}.")
-    found: Launcher = importlib.import_module(f"{__name__}.{name}").LAUNCHER
-    return found
+    launcher: Launcher = importlib.import_module(f"{__name__}.{name}").LAUNCHER
+    return launcher

@@ -1,4 +1,4 @@
-"""What finished runs say of the planner's constants, kept for the machines they ran on.
+"""Corrections of the planner's constants that finished runs suggest, kept for the machines they ran on.
 
 A run's job.json holds what was predicted, and its state/rank-N.json what each rank took. The factors between the two
 (the median over the runs) are written to planner.toml in the user's config folder, one table for each kind of device.
@@ -10,14 +10,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from dsrun import catalog
 from dsrun.errors import BOUNDLESS, DsrunError, Problem, collected, raise_all
 from dsrun.files import explained, read_inside, write_atomic
 from dsrun.job.layout import JOB, state_file
+from dsrun.json_numbers import is_finite
 from dsrun.planner.plan import Calibration
 from dsrun.words import GIB
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FILE = "planner.toml"
 PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
-"""What a prediction holds beside its device: see dsrun.jobs.assembly.checks.memory_check.prediction."""
+"""Fields of a prediction beside its device: see dsrun.jobs.assembly.checks.memory_check.prediction."""
 SIGNED = ("process_gib", "gpu_gib")
 """Constants that may be below 0."""
 LEAST, MOST = 0.25, 4.0
@@ -47,12 +47,12 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class DeviceCalibration:
-    """What runs say of a kind of device."""
+    """The calibration of a kind of device."""
 
     device: str
     calibration: Calibration
     runs: int
-    """How many there were."""
+    """Number of runs behind it."""
     errors: dict[str, tuple[float, float]]
     """Quantity -> median error before and after, as shares."""
 
@@ -64,13 +64,13 @@ def config_file() -> Path:
 
 
 def known(device: str) -> Calibration:
-    """What is known of a kind of device; the defaults where nothing is. Raises DsrunError for a broken file."""
+    """The calibration of a kind of device; the defaults where there is none. Raises DsrunError for a broken file."""
     path = config_file()
     if not path.is_file():
         return Calibration()
     table = _tables(path).get(device, {})
     values = {field.name: table[field.name] for field in fields(Calibration) if field.name in table}
-    wrong = [name for name, value in values.items() if not _number(value)]
+    wrong = [name for name, value in values.items() if not is_finite(value)]
     if wrong:
         raise DsrunError(
             f"[{device}]: {', '.join(wrong)} must be numbers", where=str(path), hint="Or delete the file."
@@ -91,10 +91,6 @@ def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
     return tables
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-
-
 def read(path: Path) -> MeasuredRun:
     """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
     from dsrun.job.job import Job
@@ -102,7 +98,7 @@ def read(path: Path) -> MeasuredRun:
     job = Job.read_shown(path / JOB)
     if job.prediction is None:
         raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
-    predicted = {name: value for name, value in job.prediction.items() if _number(value)}
+    predicted = {name: value for name, value in job.prediction.items() if is_finite(value)}
     if not set(PREDICTED) <= set(predicted) or not isinstance(job.prediction.get("device"), str):
         raise DsrunError("holds another dsrun's prediction", where=str(path))
     nodes = len(job.hosts)
@@ -112,7 +108,7 @@ def read(path: Path) -> MeasuredRun:
 
 
 def measured(path: Path, job: Job) -> dict[str, float | None]:
-    """What the ranks of a finished run took, the most of them each: bytes of a GPU (None on CPUs), of a node; seconds.
+    """Peaks of a finished run's ranks, the largest of each kind: bytes of a GPU (None on CPUs), of a node; seconds.
 
     Raises DsrunError for a run that did not finish.
     """
@@ -138,12 +134,12 @@ def measured(path: Path, job: Job) -> dict[str, float | None]:
 def _finished(state: Any) -> bool:
     """Whether a rank's state is that of a run that came to its end, with what it took."""
     peaks = state.get("peaks") if isinstance(state, dict) and state.get("status") == "finished" else None
-    return isinstance(peaks, dict) and _number(peaks.get("host_peak_bytes"))
+    return isinstance(peaks, dict) and is_finite(peaks.get("host_peak_bytes"))
 
 
 def _most(peaks: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    found = [peak[name] for peak in peaks if peak.get(name) is not None]
-    return float(max(found)) if found else None
+    known_peaks = [peak[name] for peak in peaks if peak.get(name) is not None]
+    return float(max(known_peaks)) if known_peaks else None
 
 
 def learn(runs: Sequence[MeasuredRun]) -> list[DeviceCalibration]:
@@ -167,28 +163,28 @@ def _learn(device: str, runs: Sequence[MeasuredRun]) -> DeviceCalibration:
         for run in runs
         if run.measured["host_bytes"] is not None
     ]
-    found = Calibration(moving, reserved, round(_median(more), 3) if more else 0.0, seconds)
+    calibration = Calibration(moving, reserved, round(_median(more), 3) if more else 0.0, seconds)
     errors = {}
     for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds"):
         pairs = [(run, value) for run in runs if (value := run.measured[name])]
         if pairs:
             before = _median([abs(run.predicted[name] / value - 1) for run, value in pairs])
-            after = _median([abs(_after(run, found)[name] / value - 1) for run, value in pairs])
+            after = _median([abs(_after(run, calibration)[name] / value - 1) for run, value in pairs])
             errors[name] = (before, after)
-    return DeviceCalibration(device, found, len(runs), errors)
+    return DeviceCalibration(device, calibration, len(runs), errors)
 
 
-def _after(run: MeasuredRun, found: Calibration) -> dict[str, float]:
+def _after(run: MeasuredRun, calibration: Calibration) -> dict[str, float]:
     """The run's prediction with what was learnt (dsrun.planner.plan does the same to a plan)."""
     predicted = run.predicted
     held = predicted["gpu_held_bytes"]
-    allocated = held + found.moving * (predicted["gpu_allocated_bytes"] - held)
+    allocated = held + calibration.moving * (predicted["gpu_allocated_bytes"] - held)
     return {
         "gpu_allocated_bytes": allocated,
         "gpu_reserved_bytes": allocated
-        + found.reserved * (predicted["gpu_reserved_bytes"] - predicted["gpu_allocated_bytes"]),
-        "host_bytes": predicted["host_bytes"] + found.process_gib * GIB * run.ranks,
-        "step_seconds": predicted["step_seconds"] * found.seconds,
+        + calibration.reserved * (predicted["gpu_reserved_bytes"] - predicted["gpu_allocated_bytes"]),
+        "host_bytes": predicted["host_bytes"] + calibration.process_gib * GIB * run.ranks,
+        "step_seconds": predicted["step_seconds"] * calibration.seconds,
     }
 
 
@@ -209,18 +205,18 @@ def _holes(run: MeasuredRun) -> float | None:
 
 def _factor(runs: Sequence[MeasuredRun], ratio: Callable[[MeasuredRun], float | None]) -> float:
     """The median ratio of the runs that have one, within reason; 1 where none has."""
-    found = [value for value in map(ratio, runs) if value is not None]
-    return round(min(MOST, max(LEAST, _median(found))), 4) if found else 1.0
+    ratios = [value for value in map(ratio, runs) if value is not None]
+    return round(min(MOST, max(LEAST, _median(ratios))), 4) if ratios else 1.0
 
 
 def of_two(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) -> Calibration:
-    """What two runs of one set-up say, the second with more rows a micro batch.
+    """The calibration from two runs of one set-up, the second with more rows a micro batch.
 
     Bytes of both are constant + rows x slope, and so are the plans'. What doesn't grow in a plan, because its peak is
     in the optimizer's step, says nothing of the slope. Raises DsrunError where no GPU memory was measured.
     """
     (small, large), (first, second) = plans, took
-    sizes = [one["gpu_allocated_bytes"] for one in (first, second)]
+    sizes = [measured_run["gpu_allocated_bytes"] for measured_run in (first, second)]
     if not sizes[0] or not sizes[1]:
         raise DsrunError(
             "the ranks counted no GPU memory", where="--measure", hint="Did they train on a GPU?"
@@ -230,9 +226,9 @@ def of_two(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) ->
     rows = small.setup.micro_batch / (large.setup.micro_batch - small.setup.micro_batch)
     beside = sizes[0] - (small.gpu.allocated + (lengths - 1) * grows * rows)
     seconds = [
-        one["step_seconds"] / plan.speed.seconds_per_step
-        for plan, one in zip(plans, took, strict=True)
-        if one["step_seconds"]
+        measured_run["step_seconds"] / plan.speed.seconds_per_step
+        for plan, measured_run in zip(plans, took, strict=True)
+        if measured_run["step_seconds"]
     ]
     factor = _median(seconds) if seconds else 1.0
     return Calibration(seconds=round(factor, 4), lengths=round(lengths, 4), gpu_gib=round(beside / GIB, 3))
@@ -242,15 +238,15 @@ def save(learnt: Sequence[DeviceCalibration]) -> Path:
     """Write what was learnt into the user's file; tables of other devices stay as they are."""
     path = config_file()
     tables = _tables(path) if path.is_file() else {}
-    for one in learnt:
-        values = {field.name: getattr(one.calibration, field.name) for field in fields(Calibration)}
-        tables[one.device] = {**values, "runs": one.runs}
+    for result in learnt:
+        values = {field.name: getattr(result.calibration, field.name) for field in fields(Calibration)}
+        tables[result.device] = {**values, "runs": result.runs}
     lines = [
         "# Written by `dsrun plan --calibrate`: what finished runs say of these devices. Delete it to forget."
     ]
     for device, table in tables.items():
         lines += ["", f"[{json.dumps(device, ensure_ascii=False)}]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if _number(value)]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if is_finite(value)]
     with explained("can't be made", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "\n".join(lines) + "\n", overwrite=True)

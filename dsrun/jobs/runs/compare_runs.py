@@ -17,7 +17,7 @@ from dsrun.jobs.runs.past_runs import Run
 from dsrun.words import counted, gib_text, loss_text, span_text
 
 STEPS = 12
-"""How many steps of the curves are shown."""
+"""Number of steps at which the curves are shown."""
 BESIDE = ("run_dir", "ds_config", "prepared", "prediction", "format", "hosts", "origins")
 """Fields of job.json that are no settings, or are told in another form."""
 
@@ -64,16 +64,16 @@ class Agreement:
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """What differs between runs, and what is to be seen side by side. What the config says, no setting says again."""
+    """The differences between runs, and what is to be seen side by side. A setting in the config is not shown twice."""
     jobs = [run.job for run in runs]
     config = config_rows(jobs)
-    said = [(path.rpartition(".")[2], values) for path, values in config.items()]
+    in_config = [(path.rpartition(".")[2], values) for path, values in config.items()]
     return RunComparison(
         config=config,
         settings={
             path: values
             for path, values in setting_rows(jobs).items()
-            if (path.rpartition(".")[2], values) not in said
+            if (path.rpartition(".")[2], values) not in in_config
         },
         losses=_rows([run.losses for run in runs], common=True, most=STEPS),
         eval_losses=_rows([run.eval_losses for run in runs], common=False, most=STEPS),
@@ -91,12 +91,12 @@ def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
     first, *others = jobs
     if any(job.fsdp for job in jobs):
         return {}
-    found: dict[str, dict[int, compare.Difference]] = {}
+    by_path: dict[str, dict[int, compare.Difference]] = {}
     for place, job in enumerate(others, 1):
         for row in compare.compare(first.ds_config, job.ds_config, Setting()):
-            found.setdefault(row.path, {})[place] = row
+            by_path.setdefault(row.path, {})[place] = row
     rows = {}
-    for path, by_place in found.items():
+    for path, by_place in by_path.items():
         before = next(iter(by_place.values())).before
         values = [by_place[place].after if place in by_place else before for place in range(len(jobs))]
         rows[path] = [shown_value(path, value) for value in values]
@@ -104,7 +104,7 @@ def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 
 
 def setting_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
-    """What else differs in the jobs: model, data, training, devices."""
+    """Other differences between the jobs: model, data, training, devices."""
     sides = [_settings(job) for job in jobs]
     paths = dict.fromkeys(path for side in sides for path in side)
     rows = {path: [side.get(path) for side in sides] for path in paths}
@@ -158,17 +158,17 @@ def _figures(runs: Sequence[Run]) -> dict[str, list[float | None]]:
 
 
 def _median_of(run: Run, name: str) -> float | None:
-    found = [value for value in run.columns.columns[name] if isfinite(value)]
-    return median(found) if found else None
+    finite = [value for value in run.columns.columns[name] if isfinite(value)]
+    return median(finite) if finite else None
 
 
-def _agreement(one: Mapping[int, float], other: Mapping[int, float]) -> Agreement:
-    steps = [step for step in one if step in other]
+def _agreement(first: Mapping[int, float], other: Mapping[int, float]) -> Agreement:
+    steps = [step for step in first if step in other]
     if not steps:
         return Agreement(0, equal=False, step=None, difference=None)
     # Two that are NaN are as equal as can be said; of one alone nothing is further apart.
     apart = {
-        step: 0.0 if isnan(one[step]) and isnan(other[step]) else abs(one[step] - other[step])
+        step: 0.0 if isnan(first[step]) and isnan(other[step]) else abs(first[step] - other[step])
         for step in steps
     }
     broken = next((step for step, value in apart.items() if not isfinite(value)), None)
@@ -185,16 +185,16 @@ def value_text(value: Any) -> str:
     )
 
 
-def agreement_text(found: Agreement) -> str:
-    """How far apart two runs are, in words."""
-    if not found.steps:
+def agreement_text(agreement: Agreement) -> str:
+    """The difference of two runs' losses, in words."""
+    if not agreement.steps:
         return "no step in common"
-    steps = counted(found.steps, "step")
-    if found.equal:
+    steps = counted(agreement.steps, "step")
+    if agreement.equal:
         return f"equal to the last digit at all {steps} that both have"
-    if found.difference is None:
-        return f"one of them is no number any more at step {found.step} (of {steps} that both have)"
-    return f"at most {found.difference:.3g} apart, at step {found.step} (of {steps} that both have)"
+    if agreement.difference is None:
+        return f"one of them is no number any more at step {agreement.step} (of {steps} that both have)"
+    return f"at most {agreement.difference:.3g} apart, at step {agreement.step} (of {steps} that both have)"
 
 
 def figure_text(name: str, value: float | None) -> str:

@@ -32,7 +32,7 @@ def job_of(run: Run, export_format: str | None) -> Job:
 def request(
     run: Run, job: Job, step: int | None, output: Path | None, *, digests: bool = True
 ) -> ExportRequest:
-    """What is to be written. step: of the checkpoint, None: the newest; output: a new folder, None: the run's own;
+    """The request for a model. step: of the checkpoint, None: the newest; output: a new folder, None: the run's own;
     digests: whether its files are compared with theirs before.
 
     Raises DsrunError where there is no such checkpoint or it is damaged, or where something is there already.
@@ -51,7 +51,7 @@ def request(
 def pushed(
     run: Run, job: Job, step: int | None, output: Path | None, *, digests: bool = True
 ) -> ExportRequest:
-    """What is to be pushed: the model of the run's end, to be looked at, or as `request` what is written first.
+    """The request for a push: the model of the run's end, to be looked at, or as `request` what is written first.
 
     Raises DsrunError where the run has not come to its end, and nobody names the checkpoint that is meant.
     """
@@ -60,8 +60,8 @@ def pushed(
     if run.state != "finished":
         steps = ", ".join(path.name.removeprefix(PREFIX) for path in run.checkpoints)
         hint = f"Name the checkpoint that is meant (there are: {steps}): --checkpoint N -o DIR"
-        what = f"is {run.state}: it has no finished model to push"
-        raise DsrunError(what, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
+        fault = f"is {run.state}: it has no finished model to push"
+        raise DsrunError(fault, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
     folders = export_folders(job, run.path)
     kind = main_kind(folders)
     if not folders[kind].is_dir():
@@ -70,15 +70,15 @@ def pushed(
 
 
 def main_kind(folders: Mapping[str, Path]) -> str:
-    """The kind of folder that is meant where one is."""
+    """The kind of folder that is meant where only one is named."""
     return ORIGINAL if ORIGINAL in folders else next(iter(folders))
 
 
-def carry_out(asked: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any]:
+def carry_out(requested: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any]:
     """Write it, in a process that uses no GPU; returns what dsrun.training.export_process says. Raises DsrunError."""
     env = {**environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    argv = [sys.executable, "-m", PROCESS, export_request.to_json(asked)]
-    return result_of(argv, env, "the export", asked.run_dir)
+    argv = [sys.executable, "-m", PROCESS, export_request.to_json(requested)]
+    return result_of(argv, env, "the export", requested.run_dir)
 
 
 def _checkpoint(run: Run, step: int | None) -> Path:
@@ -94,7 +94,7 @@ def _checkpoint(run: Run, step: int | None) -> Path:
 
 
 def _check_own(run: Run, folder: Path) -> None:
-    """Nothing that is there is written over: the model of a run's end is better than one on the way."""
+    """Refuse to write over a folder: the model of a run's end is better than one on the way."""
     elsewhere = "Write it elsewhere: -o DIR"
     if run.alive:
         raise DsrunError(
@@ -106,5 +106,5 @@ def _check_own(run: Run, folder: Path) -> None:
 
 def _check_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "is not empty" if folder.is_dir() else "is not a folder"
-        raise DsrunError(what, where=str(folder), hint="Name a new one: nothing is written over.")
+        fault = "is not empty" if folder.is_dir() else "is not a folder"
+        raise DsrunError(fault, where=str(folder), hint="Name a new one: nothing is written over.")

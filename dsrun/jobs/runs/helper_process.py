@@ -1,4 +1,4 @@
-"""A process of dsrun.training that does one thing and says what came of it in its last line."""
+"""A process of dsrun.training that does one thing and prints its result in its last line."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def result_of(argv: Sequence[str], env: Mapping[str, str], what: str, where: str
             encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
         try:
-            said, _ = process.communicate()
+            output, _ = process.communicate()
         finally:
             end_processes(process.pid, [])
     try:
-        found = json.loads(said.splitlines()[-1])
+        result = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
-        found = {}
-    if "problems" in found:
-        raise DsrunError(Problem(**entry) for entry in found["problems"])
-    if process.returncode or not found:
+        result = {}
+    if "problems" in result:
+        raise DsrunError(Problem(**entry) for entry in result["problems"])
+    if process.returncode or not result:
         code = process.returncode
         how = killed_in_words(code, oom_kills() - ooms) if code < 0 else "what it said is above"
         raise JobFailedError([Problem(f"{what} failed: {how}", where)], code or 1)
-    return dict(found)
+    return dict(result)

@@ -1,4 +1,4 @@
-"""What metrics.jsonl holds: its lines, its newest ones, and its training steps as columns of numbers.
+"""The content of metrics.jsonl: its lines, its newest ones, and its training steps as columns of numbers.
 
 A run may have written 100,000 steps, and may be writing the next one: a half line is left out, what is no number is
 passed over, and columns grow by what was added since they were last read.
@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from dsrun.files import open_inside, read_inside
 from dsrun.job.layout import METRICS
 from dsrun.job.run_folder import MOST_LINES_BYTES, Follower, json_objects
+from dsrun.json_numbers import is_number
 
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""
@@ -28,9 +29,7 @@ OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_
 
 def number(value: object) -> TypeGuard[float]:
     """Whether a value of a JSON file is a number that a float can hold; NaN is."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= LARGEST
+    return is_number(value, largest=LARGEST)
 
 
 def has(line: Mapping[str, Any], name: str) -> bool:
@@ -115,8 +114,8 @@ class StepColumns:
         for name in OF_A_STEP:
             value = line.get(name)
             if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
-                found = value_of(line, name)
-                value = nan if found is None else found
+                number = value_of(line, name)
+                value = nan if number is None else number
             row.append(value)
         try:
             numbers = array("d", row)
@@ -140,28 +139,28 @@ class StepColumns:
         return dict(zip(self.steps, self.columns["loss"], strict=True))
 
     def axis(self, by: str) -> list[float]:
-        """Where the steps stand: by "step", by "tokens" or by "time", the latter two summed up from the first step.
+        """The steps' places: by "step", by "tokens" or by "time", the latter two summed up from the first step.
 
         time: seconds of training, without pauses and evaluations. A step without a number adds nothing.
         """
         if by == "step":
             return list(map(float, self.steps))
-        found, total = [], 0.0
+        places, total = [], 0.0
         for value in self.columns[{"tokens": "tokens", "time": "seconds"}[by]]:
             total += value if isfinite(value) else 0.0
-            found.append(total)
-        return found
+            places.append(total)
+        return places
 
     def eval_points(self, by: str) -> list[tuple[float, float]]:
         """The evaluations along the same axis; one of a step that is not there stands at the last one before it."""
         from bisect import bisect_right
 
         axis = self.axis(by)
-        found = []
+        points = []
         for step, loss in sorted(self.evals.items()):
             place = bisect_right(self.steps, step)
-            found.append((float(step) if by == "step" else axis[place - 1] if place else 0.0, loss))
-        return found
+            points.append((float(step) if by == "step" else axis[place - 1] if place else 0.0, loss))
+        return points
 
     @property
     def skipped(self) -> list[int]:
@@ -175,7 +174,7 @@ class StepColumns:
 
     @property
     def tokens_per_second(self) -> list[float]:
-        """Of each step, all ranks together; NaN where it isn't known."""
+        """Tokens per second of each step, all ranks together; NaN where it isn't known."""
         pairs = zip(self.columns["tokens"], self.columns["seconds"], strict=True)
         return [tokens / seconds if seconds > 0 else nan for tokens, seconds in pairs]
 
@@ -187,12 +186,12 @@ def calmed(values: Sequence[float], window: int) -> list[float]:
         finite = isfinite(value)
         sums.append(sums[-1] + (value if finite else 0.0))
         counts.append(counts[-1] + finite)
-    found = []
+    means = []
     for place, value in enumerate(values):
         first, last = max(0, place - window // 2), min(len(values), place + window // 2 + 1)
         count = counts[last] - counts[first]
-        found.append((sums[last] - sums[first]) / count if isfinite(value) and count else value)
-    return found
+        means.append((sums[last] - sums[first]) / count if isfinite(value) and count else value)
+    return means
 
 
 def thinned(xs: list[float], ys: Iterable[float], most: int) -> tuple[list[float], list[float]]:

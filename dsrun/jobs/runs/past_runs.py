@@ -35,9 +35,9 @@ from dsrun.job.run_folder import STATE as RECORD
 from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
 
 HOME = "runs"
-"""Where runs lie unless somebody says otherwise, below the folder that one works in."""
+"""The folder for runs that nobody named another one for, below the working folder."""
 DEPTH = 4
-"""How many levels below a folder runs are looked for."""
+"""Levels below a folder in which runs are looked for."""
 ALIVE = ("preparing", "running")
 FIRST_PHASE = "loading libraries"
 """The phase that every launch of the ranks begins with (dsrun/training/worker.py)."""
@@ -60,9 +60,9 @@ class Run:
         """The job of a fine-tune. Raises DsrunError where the run is a script's, of which less is known."""
         if isinstance(self.any_job, Job):
             return self.any_job
-        what = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
+        fault = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
         hint = f"Start the same command again: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
-        raise DsrunError(what, where=str(self.path), hint=hint)
+        raise DsrunError(fault, where=str(self.path), hint=hint)
 
     def with_secrets(self) -> Run:
         """The run with what its job.json hides, to do its job again. Raises DsrunError for who may not read that."""
@@ -111,12 +111,12 @@ class Run:
     @property
     def scores(self) -> dict[str, dict[str, float]]:
         """ "before" and "after" training -> score -> value."""
-        found = {}
+        by_event = {}
         for event in self.events:
             scores = event.get("scores") if event.get("event") == "scores" else None
             if isinstance(scores, dict) and isinstance(event.get("when"), str):
-                found[event["when"]] = {name: value for name, value in scores.items() if number(value)}
-        return found
+                by_event[event["when"]] = {name: value for name, value in scores.items() if number(value)}
+        return by_event
 
     @property
     def total_steps(self) -> int | None:
@@ -129,16 +129,17 @@ class Run:
 
     @property
     def why(self) -> str:
-        """Why it failed, in a line, as it was told when it did; empty where that isn't known."""
-        told = self.record.get("why")
-        return told if self.state == "failed" and isinstance(told, str) else ""
+        """The reason of a failed run in a line, as it was shown when it failed; empty where that isn't known."""
+        recorded = self.record.get("why")
+        return recorded if self.state == "failed" and isinstance(recorded, str) else ""
 
     @property
     def problems(self) -> list[str]:
-        """Why it failed, as it was told when it did; else the error of the rank that failed first; else nothing."""
-        told = self.record.get("problems")
-        if self.state == "failed" and isinstance(told, list) and told:
-            return [str(problem) for problem in told]
+        """The reasons of a failed run, as they were shown when it failed; else the error of the rank that failed
+        first."""
+        recorded = self.record.get("problems")
+        if self.state == "failed" and isinstance(recorded, list) and recorded:
+            return [str(problem) for problem in recorded]
         failed = [state for state in self.ranks if state.get("status") == "failed"]
         if self.state == "finished" or self.alive or not failed:
             return []
@@ -147,51 +148,51 @@ class Run:
         failed.sort(key=lambda state: state["ended"] if number(state.get("ended")) else float("inf"))
         causes = [state for state in failed if not lost_others(str(state.get("error")))]
         first = (causes or failed)[0]
-        said = str(first.get("error"))
-        return [said if first.get("agreed") else f"rank {first.get('rank')} failed first: {said}"]
+        message = str(first.get("error"))
+        return [message if first.get("agreed") else f"rank {first.get('rank')} failed first: {message}"]
 
     @property
     def diagnosis(self) -> Mapping[str, Any]:
-        """Why it failed, as `dsrun diagnose --json` says it; empty where nobody has asked its logs."""
-        told = self.record.get("diagnosis")
-        return told if self.state == "failed" and isinstance(told, dict) else {}
+        """The diagnosis of a failed run, as `dsrun diagnose --json` has it; empty where there is none."""
+        recorded = self.record.get("diagnosis")
+        return recorded if self.state == "failed" and isinstance(recorded, dict) else {}
 
     @cached_property
     def ranks(self) -> list[dict[str, Any]]:
-        """What each rank wrote of itself."""
+        """The state of each rank, as it wrote it."""
         names = sorted(f"{STATE}/{path.name}" for path in (self.path / STATE).glob("rank-*.json"))
         return [state for name in names if (state := json_object(read_bytes(self.path, name)))]
 
     @property
     def restarts(self) -> int:
-        """How often its ranks were started again after a failure."""
+        """Number of times that its ranks were started again after a failure."""
         result = self.record.get("result")
-        found = self.record.get("restarts", result.get("restarts") if isinstance(result, dict) else None)
-        return int(found) if number(found) else 0
+        restarts = self.record.get("restarts", result.get("restarts") if isinstance(result, dict) else None)
+        return int(restarts) if number(restarts) else 0
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What it was last started with: environment.json; empty where there is none that can be read."""
+        """The content of environment.json; empty where it can't be read."""
         return json_object(read_bytes(self.path, ENVIRONMENT))
 
     @property
     def host(self) -> str | None:
         """The machine that it was started on."""
-        found = self.environment.get("host")
-        return found if isinstance(found, str) else None
+        name = self.environment.get("host")
+        return name if isinstance(name, str) else None
 
     @cached_property
     def launches(self) -> list[tuple[float, float]]:
         """When the ranks were started and when they were last heard of, for each launch; seconds since 1970."""
-        found: list[list[float]] = []
+        spans: list[list[float]] = []
         for event in self.events:
             when = event.get("time")
             if not number(when):
                 continue
-            if not found or event.get("text") == FIRST_PHASE:
-                found.append([when, when])
-            found[-1][1] = when
-        return [(first, last) for first, last in found]
+            if not spans or event.get("text") == FIRST_PHASE:
+                spans.append([when, when])
+            spans[-1][1] = when
+        return [(first, last) for first, last in spans]
 
     @property
     def started(self) -> float | None:
@@ -200,7 +201,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """How long it was worked on, up to now if it still is; pauses between launches don't count."""
+        """Time that it was worked on, up to now if it goes on; pauses between launches don't count."""
         written = self.record.get("time")
         spans = self.launches
         if not spans and number(written) and self.started is not None:
@@ -218,7 +219,7 @@ class Run:
 
     @property
     def peaks(self) -> dict[str, float | None] | None:
-        """What it took, as `dsrun.jobs.runs.calibration.measured` says; None if it did not come to its end."""
+        """Peak memory and time, as `dsrun.jobs.runs.calibration.measured` gives them; None for a run without an end."""
         from dsrun.jobs.runs.calibration import measured
 
         try:
@@ -265,8 +266,8 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
         if isinstance(job, Job):
             _ = job.micro_batch, job.grad_accum, job.zero_stage
     except DAMAGE as error:
-        what = f"is not a job file: {type(error).__name__}: {error}"
-        raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
+        fault = f"is not a job file: {type(error).__name__}: {error}"
+        raise DsrunError(fault, where=str(path / JOB), hint="Was it changed by hand?") from error
     return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path, RECORD)), kept)
 
 
@@ -277,7 +278,7 @@ def named(text: str) -> Path:
         there = [candidate for candidate in (path, Path(HOME) / path) if candidate.is_dir()]
         if there:
             return next(filter(is_run, there), there[0]).absolute()
-        known = [found.name for found in find(Path(HOME))] if Path(HOME).is_dir() else []
+        known = [run.name for run in find(Path(HOME))] if Path(HOME).is_dir() else []
     except PermissionError:
         raise DsrunError([closed(path, why_not_readable(path))]) from None
     except (OSError, ValueError) as error:
@@ -301,7 +302,7 @@ def waits(folder: Path) -> bool:
 
 
 def slurm_log(folder: Path) -> Path | None:
-    """The newest of what Slurm keeps of a job's output; None before it has started one."""
+    """The newest file of the job's output that Slurm keeps; None before it has begun one."""
     return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: time_of(path) or 0.0, default=None)
 
 
@@ -311,10 +312,10 @@ def no_run(folder: Path) -> Problem:
         return closed(folder, why)
     if not waits(folder):
         return Problem("holds no run: there is no job.json", str(folder), "`dsrun runs` lists them.")
-    what = "was sent to Slurm, and the job has not begun"
+    fault = "was sent to Slurm, and the job has not begun"
     if log := slurm_log(folder):
-        return Problem(what, str(folder), f"What it has printed: {log}")
-    return Problem(what, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
+        return Problem(fault, str(folder), f"What it has printed: {log}")
+    return Problem(fault, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
 
 
 def closed(folder: Path, why: str) -> Problem:
@@ -334,11 +335,11 @@ def find(folder: Path) -> list[Path]:
 
     Links below it are not followed: they lead to other people's runs, or to the same ones again.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
 
     def look(here: Path, depth: int) -> None:
         if is_run(here):
-            found.append(here)
+            folders.append(here)
             return
         try:
             inside = sorted(
@@ -347,11 +348,11 @@ def find(folder: Path) -> list[Path]:
                 if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
             )
         except OSError:
-            found.append(here)
+            folders.append(here)
             return
         if depth:
             for name in inside:
                 look(here / name, depth - 1)
 
     look(folder, DEPTH)
-    return found
+    return folders

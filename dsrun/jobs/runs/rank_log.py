@@ -23,9 +23,9 @@ TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d+))?")
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\[\d\d:\d\d<.*?\]|\brank ?\d+\b|0x[0-9a-f]+", re.I
 )
-"""What differs between ranks that say the same: times, a bar's speed, the rank's own number, addresses."""
+"""Parts of a line that differ between ranks which print the same: times, a bar's speed, rank numbers, addresses."""
 WORDS = re.compile(r"(\(\?i\))?([\w :=,/'\"@<>~!;#%&-]+)", re.ASCII)
-"""A pattern without a sign that means more than itself, in any case or as it is written."""
+"""A pattern of plain words, in any case or as they are written."""
 
 
 class LogLine(NamedTuple):
@@ -152,8 +152,8 @@ class RankLog:
         return whole
 
     def _line(self, text: str) -> LogLine:
-        if found := TIME.search(text):
-            day, clock, fraction = found.groups()
+        if stamp := TIME.search(text):
+            day, clock, fraction = stamp.groups()
             self._when = f"{day} {clock}.{fraction or ''}"
         key = VARYING.sub("#", text)
         if len(key) > KEY_CHARACTERS:

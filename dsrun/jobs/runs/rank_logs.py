@@ -24,13 +24,13 @@ from dsrun.jobs.runs.rank_log import LogLine, RankLog, place_of_last
 
 POLL_S = 0.3
 PATIENCE_S = 1.0
-"""How long a new line waits for the other ranks to print it too."""
+"""Time that a new line waits for the other ranks to print it too."""
 KNOWN = 10_000
 """Texts of which it is known who has said them: a long run's are without number."""
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 32 << 20, 64 << 10
 """Memory for lines that wait for other ranks', of all ranks together, and of each at least."""
 LINE_BYTES = 400
-"""What a line takes in memory beside its text."""
+"""Memory of a line beside its text, in bytes."""
 ROUND_BLOCKS = 64
 """Blocks of each log that are read in a row: 4 MiB, so that a pattern which is seldom met is told where it is met."""
 MARGIN_LINES = 200
@@ -38,7 +38,7 @@ MARGIN_LINES = 200
 
 
 class LineSelection(NamedTuple):
-    """Which lines are told. tail: the last ones; since: those printed after that moment (seconds since 1970, at most
+    """Which lines are shown. tail: the last ones; since: those printed after that moment (seconds since 1970, at most
     ten seconds more); grep: those with this pattern, of which `tail` then counts the last."""
 
     tail: int | None = None
@@ -87,6 +87,8 @@ class Merger:
                 if any(new):
                     yield None, heads[first].text
                 continue
+            # A line that not every rank has among those read is this rank's alone, or comes late in the others: it goes
+            # out first, once it had its time to come there. The others wait for their turn, in step.
             own = {rank: line for rank, line in heads.items() if not self._everywhere(line.key)}
             # All heads are everybody's, but in another order: one of them has to be told by itself.
             rank = min(own or heads, key=lambda rank: (heads[rank].when, rank))
@@ -101,9 +103,9 @@ class Merger:
         return len(self._queues) > 1 and all(keys[key] for keys in self._keys.values())
 
     def _is_late(self, rank: int, key: str) -> bool:
-        """Whether another rank has said it more often already."""
-        said = self._said.get(key, Counter())
-        return said[rank] < max(said.values(), default=0)
+        """Whether another rank has printed it more often already."""
+        counts = self._said.get(key, Counter())
+        return counts[rank] < max(counts.values(), default=0)
 
     def _pop(self, rank: int) -> bool:
         """Take a rank's next line; returns whether it is to be told."""
@@ -114,8 +116,8 @@ class Merger:
         if not self._keys[rank][key]:
             del self._keys[rank][key]
         late = self._is_late(rank, key)
-        said = self._said[key] = self._said.pop(key, Counter())  # now the newest
-        said[rank] += 1
+        counts = self._said[key] = self._said.pop(key, Counter())  # now the newest
+        counts[rank] += 1
         if len(self._said) > KNOWN:
             del self._said[next(iter(self._said))]
         return not late
@@ -156,7 +158,7 @@ class MergedLogs:
         )
 
     def all_told(self, patience_s: float = 0.0, *, last: bool = False) -> Iterator[tuple[int | None, str]]:
-        """The same of all that is there now."""
+        """The lines as of `told`, all that are there now."""
         while True:
             yield from self.told(patience_s, last=last)
             if not self.unread:
@@ -186,14 +188,14 @@ def tell(
 
     follow: until no dsrun holds the folder any more. Raises DsrunError where nothing can be told.
     """
-    found = paths(run)
-    if rank is not None and rank not in found:
+    logs_by_rank = paths(run)
+    if rank is not None and rank not in logs_by_rank:
         raise DsrunError(
             f"has no rank {rank}",
             where=str(run.path),
             hint=f"Its ranks are 0 to {run.any_job.world_size - 1}.",
         )
-    chosen = found if rank is None else {rank: found[rank]}
+    chosen = logs_by_rank if rank is None else {rank: logs_by_rank[rank]}
     for path in chosen.values():
         _check_readable(path)
     if not (follow and run.alive) and not any(map(pieces, chosen.values())):
@@ -205,15 +207,15 @@ def tell(
     with explained("can't be read"):
         starts = {rank: _start(path, selection) for rank, path in chosen.items()}
     readers = {rank: RankLog(path, start=starts[rank], grep=selection.grep) for rank, path in chosen.items()}
-    logs = MergedLogs(readers, sparse=selection.grep is not None)
+    merged = MergedLogs(readers, sparse=selection.grep is not None)
     # Asked before reading: all that was printed before the end is read.
     goes_on = follow and in_use(run.path)
-    before = logs.all_told(last=not goes_on)
+    before = merged.all_told(last=not goes_on)
     yield from before if selection.tail is None else deque(before, selection.tail)
     while goes_on:
         sleep(POLL_S)
         goes_on = in_use(run.path)
-        yield from logs.all_told(PATIENCE_S if goes_on else 0.0, last=not goes_on)
+        yield from merged.all_told(PATIENCE_S if goes_on else 0.0, last=not goes_on)
 
 
 def _check_readable(log: Path) -> None:
@@ -222,14 +224,14 @@ def _check_readable(log: Path) -> None:
 
 
 def _start(log: Path, selection: LineSelection) -> tuple[int, int] | None:
-    """Where reading a log begins: number of a part and offset; None for its beginning. Raises DsrunError where it isn't
-    known when its lines were printed."""
+    """The place at which reading a log begins: number of a part and offset; None for its beginning. Raises
+    DsrunError where it isn't known when its lines were printed."""
     places = [(0, 0)]
     if selection.since is not None and pieces(log):
         place = place_at(log, selection.since)
         if place is None:
-            what = "when its lines were printed was not kept: an older dsrun ran it"
-            raise DsrunError(what, where=str(log), hint="Take --tail instead of --since.")
+            fault = "when its lines were printed was not kept: an older dsrun ran it"
+            raise DsrunError(fault, where=str(log), hint="Take --tail instead of --since.")
         places.append(place)
     if selection.tail is not None and selection.grep is None:
         places.append(place_of_last(log, selection.tail + MARGIN_LINES))

@@ -15,14 +15,14 @@ from dsrun.jobs.runs.past_runs import Run
 
 
 def next_commands(run: Run) -> dict[str, str]:
-    """What one does next with a run in this state: purpose -> the command."""
+    """Commands that suit a run in this state, by their purpose."""
     path = str(run.path)
     if run.alive:
         return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
     again = {"repeat": join(["dsrun", "rerun", path])}
     if run.state == "finished" or run.script:
-        asked = run.model or (run.path / "adapter").is_dir()
-        return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
+        answers = run.model or (run.path / "adapter").is_dir()
+        return ({"ask": join(["dsrun", "chat", path])} if answers and not run.script else {}) | again
     export = {"export": join(["dsrun", "export", path])} if run.checkpoints and not run.model else {}
     if NOT_FINITE in run.why:  # the same steps with the same learning rate would end there again
         return {**export, **again}
@@ -69,8 +69,13 @@ def _of_fine_tune(run: Run, job: Job) -> dict[str, Any]:
         "steps": max(run.losses, default=0),
         "total_steps": run.total_steps,
         "checkpoints": [
-            {"step": step_of(one.folder), "path": one.folder, "state": one.state, "damaged": one.damaged}
-            for one in states(run.path)
+            {
+                "step": step_of(checkpoint.folder),
+                "path": checkpoint.folder,
+                "state": checkpoint.state,
+                "damaged": checkpoint.damaged,
+            }
+            for checkpoint in states(run.path)
         ],
         "loss": ends_of(run.losses),
         "eval_losses": [{"step": step, "loss": loss} for step, loss in run.eval_losses.items()],
@@ -101,7 +106,7 @@ def ends_of(curve: dict[int, float]) -> dict[str, float] | None:
 
 
 def places(run: Run) -> dict[str, Any]:
-    """Where things are, of those that are there."""
+    """Paths of the things in a run's folder that are there."""
     names = {
         "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
         "rows": "data.json", "adapter": "adapter", "answers": "generated_predictions.jsonl",

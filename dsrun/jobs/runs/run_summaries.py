@@ -32,14 +32,14 @@ class Summary:
     """Its path below the folder that was looked through."""
     path: str
     state: str
-    """As run.json has it, with the reason; "broken" where the folder is damaged, "no access" where this user may not
+    """State in run.json, with the reason; "broken" where the folder is damaged, "no access" where this user may not
     read it, "submitted" where Slurm has not started the job yet."""
     problem: str | None = None
     """Why the folder can't be read; the state is "broken", "no access" or "submitted" then, and the rest None."""
     cause: str | None = None
-    """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
+    """Class of the failure, as `dsrun diagnose` names it."""
     first_rank: int | None = None
-    """Of a failed run: the rank that failed first, where somebody says so."""
+    """Rank that failed first, where that is known."""
     model: str | None = None
     """The script, of a script's run."""
     preset: str | None = None
@@ -54,24 +54,24 @@ class Summary:
     tokens_per_second: float | None = None
     """Over the last steps, all ranks together, without padding."""
     seconds_left: float | None = None
-    """Of a run that trains: at the speed of the last steps."""
+    """Time left in training, at the speed of the last steps."""
     memory_bytes: float | None = None
     """Rank 0's peak so far: allocated on its GPU, or resident on a CPU."""
     planned_bytes: float | None = None
-    """What the planner said of the same."""
+    """The planner's estimate of that peak."""
     started: float | None = None
     """Seconds since 1970."""
     seconds: float | None = None
-    """How long it was worked on: all its launches together, without the pauses."""
+    """Time of all its launches together, without the pauses between them."""
 
 
 def summaries(folders: Iterable[Path]) -> list[Summary]:
     """Every run at and below some folders, newest first. Raises DsrunError for a folder that is not there."""
-    found: dict[str, Summary] = {}
+    by_path: dict[str, Summary] = {}
     for folder in folders:
         for name, path in named_runs(folder).items():
-            found.setdefault(str(path.absolute()), summary(path, name))
-    return newest_first(found.values())
+            by_path.setdefault(str(path.absolute()), summary(path, name))
+    return newest_first(by_path.values())
 
 
 def named_runs(folder: Path) -> dict[str, Path]:
@@ -79,8 +79,8 @@ def named_runs(folder: Path) -> dict[str, Path]:
     if why := why_not_readable(folder):
         raise DsrunError([closed(folder, why)])
     if not os.path.isdir(folder):  # noqa: PTH112 - never raises
-        what = "is not a folder" if os.path.lexists(folder) else "no such folder"
-        raise DsrunError(what, where=str(folder))
+        fault = "is not a folder" if os.path.lexists(folder) else "no such folder"
+        raise DsrunError(fault, where=str(folder))
     names = {}
     for path in find(folder):
         name = path.name if path == folder else str(path.relative_to(folder))
@@ -88,9 +88,9 @@ def named_runs(folder: Path) -> dict[str, Path]:
     return names
 
 
-def newest_first(found: Iterable[Summary]) -> list[Summary]:
+def newest_first(runs: Iterable[Summary]) -> list[Summary]:
     """Runs as tables list them."""
-    return sorted(found, key=lambda one: one.started or 0.0, reverse=True)
+    return sorted(runs, key=lambda run: run.started or 0.0, reverse=True)
 
 
 def summary(path: Path, name: str) -> Summary:
@@ -104,7 +104,7 @@ def summary(path: Path, name: str) -> Summary:
         run = read(path)
         return _of_finetune(run, run.any_job, name) if isinstance(run.any_job, Job) else _of_any(run, name)
     except DsrunError as error:
-        problem = "; ".join(_told(one) for one in error.problems)
+        problem = "; ".join(_in_words(each) for each in error.problems)
     except OSError as error:
         problem = f"can't be read: {error.strerror}"
     except DAMAGE as error:
@@ -112,8 +112,8 @@ def summary(path: Path, name: str) -> Summary:
     return Summary(name, where, BROKEN, problem, started=time_of(path))
 
 
-def _told(problem: Problem) -> str:
-    """What is wrong, with the file that it is in."""
+def _in_words(problem: Problem) -> str:
+    """A problem in words, with its file."""
     file = Path(problem.where).name if problem.where.endswith(NAMES) else ""
     return f"{file} {problem.what.splitlines()[0]}".lstrip()
 
@@ -156,11 +156,11 @@ def _of_finetune(run: Run, job: Job, name: str) -> Summary:
 
 
 def planned_bytes(job: Job) -> float | None:
-    """What the planner said of a rank's memory: allocated on its GPU, or its share of the host's on a CPU."""
-    said = job.prediction or {}
+    """The planner's estimate of a rank's memory: allocated on its GPU, or its share of the host's on a CPU."""
+    prediction = job.prediction or {}
     if job.accelerator == "cuda":
-        return value_of(said, "gpu_allocated_bytes")
-    whole = value_of(said, "host_bytes")
+        return value_of(prediction, "gpu_allocated_bytes")
+    whole = value_of(prediction, "host_bytes")
     return None if whole is None else whole * len(job.hosts) / job.world_size
 
 

@@ -23,11 +23,11 @@ AGAIN = "It is still ending. The same command again is a second request, which k
 
 @dataclass(frozen=True)
 class Stopped:
-    """What came of it."""
+    """The outcome of a stop."""
 
     state: str
     processes: int
-    """How many there were."""
+    """Number of processes that were there."""
     seconds: float
 
 
@@ -51,9 +51,9 @@ def stop(run: Run, timeout_s: float, *, save: bool = False) -> Stopped:
         _request(root, run)
     while left := [process for process in known.values() if lives(process)]:
         if time.monotonic() - began > timeout_s:
-            told = ", ".join(f"{process.pid} ({_name(process)})" for process in left)
+            names = ", ".join(f"{process.pid} ({_name(process)})" for process in left)
             raise DsrunError(
-                f"has not ended after {timeout_s:g} s; still there: {told}", where=str(run.path), hint=AGAIN
+                f"has not ended after {timeout_s:g} s; still there: {names}", where=str(run.path), hint=AGAIN
             )
         time.sleep(POLL_S)
         _add_family(known, sessions, run)
@@ -120,9 +120,12 @@ def _add_family(known: dict[int, psutil.Process], sessions: set[int], run: Run) 
     for process in [first, *(rank_process(pid) for pid in pids if pid not in known)]:
         with contextlib.suppress(psutil.Error):
             if process and process.is_running():
-                for one in [process, *process.children(recursive=True)]:
-                    known.setdefault(one.pid, one)
-    sessions |= {found for pid in known if (found := session_of(pid)) and found != own and found in known}
+                for member in [process, *process.children(recursive=True)]:
+                    known.setdefault(member.pid, member)
+    # Only sessions that a known process leads: another one may be the shell's, with the user's other programs in it.
+    sessions |= {
+        session for pid in known if (session := session_of(pid)) and session != own and session in known
+    }
     for pid in psutil.pids() if sessions else []:
         if pid not in known and session_of(pid) in sessions:
             with contextlib.suppress(psutil.Error):

@@ -28,10 +28,11 @@ PLAIN_LAUNCHER = "dsrun.jobs.supervision.plain_launcher"
 
 @dataclass(frozen=True)
 class JobCommands:
-    """What is started, as it is shown and kept; the address and port to meet at are found again at the start."""
+    """The commands of a job, as they are shown and kept; address and port for the ranks are chosen anew at the
+    start."""
 
     env: dict[str, str]
-    """What is added to the user's environment."""
+    """Variables on top of the user's environment."""
     prepare: list[str]
     """Empty for a script."""
     train: list[list[str]]

@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 from dsrun.cluster import ssh
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.job.job import LOCAL, AnyJob, Job, ranks_of
-from dsrun.job.layout import STATE, state_file
+from dsrun.job.layout import STATE
 from dsrun.job.log_parts import extents
 from dsrun.job.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
-from dsrun.job.rank_state import FINISHED, STOPPED
-from dsrun.job.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
+from dsrun.job.rank_state import FINISHED, STOPPED, read_state
+from dsrun.job.run_folder import AGENTS_LOG, LOGS, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
 from dsrun.jobs.diagnosis.killed import killed_in_words
@@ -60,15 +60,15 @@ SILENT_S = 1.5
 QUIET_S, BLAME_S = 2.5, 10.0
 """Once ranks have lost others: a host that was silent for the first may be why, and is after the second."""
 CALL_S = 60.0
-"""How long agents may take to call in where a launcher starts them."""
+"""Time for agents to call in where a launcher starts them."""
 TIME_LIMIT_SAVE_S = 1800.0
-"""For the checkpoint that is written when a scheduler says that the time is nearly over; it ends the job anyway."""
+"""Time for the checkpoint when a scheduler says that the job's time is nearly over; it ends the job anyway."""
 ONE_REQUEST_S = 0.5
 """An agent and dsrun itself that are asked to end within this time were asked once."""
 FIRST_RANK_S = 600.0
 """Until the first rank is there nothing counts as a hang before this: libraries come from slow disks."""
 STACKS_S = 2.0
-"""What the ranks get to print their stacks."""
+"""Time for the ranks to print their stacks."""
 
 
 class StoppedError(Exception):
@@ -111,7 +111,7 @@ class Coordinator:
         self.run_dir = Path(job.run_dir)
         self.hosts = JobHosts(job, environ, say)
         self.rank_ends: list[RankEnd] = []
-        """Of ranks that ended badly, in the order in which they were told."""
+        """Ranks that ended badly, in the order of the messages."""
         self._signals = _PendingSignals()
         # Moments below are of the monotonic clock, in seconds.
         self._ranks_are_up = False
@@ -194,7 +194,7 @@ class Coordinator:
 
     def _wait_for(self, ready: Callable[[JobHost], Any]) -> None:
         """Wait until every host is ready. Raises where one is lost, or never called in."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         while not all(map(ready, self.hosts)):
             self._receive()
             if self._signals.pending:
@@ -202,7 +202,7 @@ class Coordinator:
             for host in self.hosts:
                 if host.end or host.lost:
                     raise self._host_lost(host)
-            self._check_calls(time.monotonic() - began)
+            self._check_calls(time.monotonic() - started_at)
             time.sleep(POLL_S / 2)
 
     def _check_calls(self, waited_s: float) -> None:
@@ -212,11 +212,13 @@ class Coordinator:
         ended = process is not None and process.poll() is not None
         if not missing or not (ended or (waited_s > CALL_S and not launcher.by_hand)):
             return
-        what = f"{', '.join(missing)} did not call in"
+        fault = f"{', '.join(missing)} did not call in"
         if process and ended:
-            what += f": {launcher.program or 'the host agent here'} ended with exit code {process.returncode}"
+            fault += (
+                f": {launcher.program or 'the host agent here'} ended with exit code {process.returncode}"
+            )
         hint = "`dsrun doctor --hostfile` looks at every host."
-        raise JobFailedError([Problem(f"{what}\n{tail(self.run_dir / AGENTS_LOG)}", hint=hint)], 1)
+        raise JobFailedError([Problem(f"{fault}\n{tail(self.run_dir / AGENTS_LOG)}", hint=hint)], 1)
 
     # Messages
 
@@ -258,9 +260,10 @@ class Coordinator:
         """Watch until every host's part has ended, or enough is known of a failure. Raises as `run` says."""
         self._moved_at = time.monotonic()
         while not all(host.end for host in self.hosts):
+            # Messages first: a host that is lost may have told before why. Nothing below sees an older state.
             self._receive()
             self._note_progress()
-            if not self.rank_ends:
+            if not self.rank_ends:  # after a bad end hosts go by themselves, which is no failure of its own
                 self._check_lost()
             if self._has_failed():
                 if self._all_ends_are_known():
@@ -285,7 +288,7 @@ class Coordinator:
                     self._look_at_logs(host, host.connection)
 
     def _look_at_logs(self, host: JobHost, connection: protocol.Connection) -> None:
-        """Whether the ranks of a silent host work on: their logs lie in the folder that all hosts share."""
+        """Note whether the ranks of a silent host work on: their logs lie in the folder that all hosts share."""
         ranks = ranks_of(self.job.hosts, host.number)
         logs = extents(self.run_dir / rank_log(rank) for rank in ranks)
         if host.logs and logs != host.logs:
@@ -343,7 +346,7 @@ class Coordinator:
         return self.options.save_on_stop_s or (TIME_LIMIT_SAVE_S if number == signal.SIGUSR1 else 0.0)
 
     def _check_hang(self) -> None:
-        """Where nothing has moved for too long: every rank prints its stack, and the job ends."""
+        """Have every rank print its stack, and end the job, where nothing has moved for too long."""
         timeout_s = self.options.hang_timeout_s
         limit_s = timeout_s if self._ranks_are_up else max(timeout_s, FIRST_RANK_S)
         if not timeout_s or time.monotonic() - self._moved_at <= limit_s:
@@ -351,11 +354,11 @@ class Coordinator:
         self.hosts.send(stacks=True)
         time.sleep(STACKS_S)
         self._receive()
-        what = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
+        fault = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
         unable = [text for host in self.hosts for text in host.stackless]
         stacks = f"{'; '.join(unable)}. Of the others, each one's" if unable else "Every rank's"
         hint = f"{stacks} stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
-        raise JobFailedError([Problem(what, hint=hint)], 1)
+        raise JobFailedError([Problem(fault, hint=hint)], 1)
 
     def _host_lost(self, host: JobHost) -> JobFailedError:
         """The error of a host whose agent is not heard any more."""
@@ -368,21 +371,20 @@ class Coordinator:
             if code < 0 and host.program == OWN_AGENT:
                 how = f"was {killed_in_words(code, 0)}"
                 self._end_orphans(host)
-            what = f"{host.name}: {host.program} {how}"
+            fault = f"{host.name}: {host.program} {how}"
         elif closed:
-            what = f"the host agent on {host.name} is gone"
+            fault = f"the host agent on {host.name} is gone"
         else:
             silent_s = host.connection.silent_s if host.connection else 0.0
-            what = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
+            fault = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
         log = tail(self.run_dir / AGENTS_LOG)
-        return JobFailedError([Problem(f"{what}\n{log}", hint=resume_hint(self.job).strip())], 1)
+        return JobFailedError([Problem(f"{fault}\n{log}", hint=resume_hint(self.job).strip())], 1)
 
     def _end_orphans(self, host: JobHost) -> None:
         """End the ranks of an agent that is gone from this machine. They end by themselves, within seconds in which
         nothing keeps their devices for them."""
-        states = [self.run_dir / state_file(rank) for rank in ranks_of(self.job.hosts, host.number)]
-        found = [json_object(path.read_bytes()) for path in states if path.is_file()]
-        pids = [state["pid"] for state in found if isinstance(state.get("pid"), int)]
+        orphans = [read_state(self.run_dir, rank) for rank in ranks_of(self.job.hosts, host.number)]
+        pids = [state["pid"] for state in orphans if isinstance(state.get("pid"), int)]
         if host.process:
             end_processes(host.process.pid, pids, SETTLE_S)
 
@@ -390,6 +392,7 @@ class Coordinator:
 
     def _conclude(self) -> None:
         """Return where every rank finished; else raise what ended the job."""
+        # Ranks that only lost their peers are no cause: a host that was silent all the while is the likelier one.
         if not causes(self.rank_ends):
             self._check_lost(BLAME_S)
         if self.rank_ends:
@@ -438,11 +441,11 @@ class _PendingSignals:
         """When an agent told of its own (monotonic)."""
 
     def take(self) -> BaseException:
-        """What the oldest pending signal raises."""
+        """The exception of the oldest pending signal."""
         return REQUESTS[self.pending.pop(0)]()
 
     def forward(self) -> None:
-        """An agent was asked to end: as if this process were, unless it was already."""
+        """Treat an agent's request to end as this process's own, unless that came before."""
         if not self._ever:
             self._ever, self._forwarded_at = True, time.monotonic()
             self.pending.append(signal.SIGTERM)

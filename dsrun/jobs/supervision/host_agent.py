@@ -50,11 +50,11 @@ LOOK_S = 1.0
 POLL_S, WATCH_S = 0.05, 0.25
 """Between two looks: while the host is prepared, while its ranks run."""
 SETUP_S = 30.0
-"""How long the coordinator may take with its first message."""
+"""Time for the coordinator's first message."""
 FAREWELL_S = 5.0
-"""How long its "bye" is waited for."""
+"""Time for its "bye"."""
 SHORT_GRACE_S = 3.0
-"""What processes get to end by themselves where nobody is left who would wait for them."""
+"""Time for processes to end by themselves where nobody is left to wait for them."""
 
 
 class EndedError(Exception):
@@ -92,7 +92,7 @@ class HostAgent:
         messages = self.connection.receive()
         for message in messages:
             if "stop" in message:  # one that is more urgent may have come with it
-                raise EndedError(min(float(one["stop"]) for one in messages if "stop" in one))
+                raise EndedError(min(float(message["stop"]) for message in messages if "stop" in message))
             if "stacks" in message and self.group:
                 self.connection.send(stackless=self.group.print_stacks())
             else:
@@ -151,9 +151,9 @@ class HostAgent:
         run_dir = Path(self.setup["run_dir"])
         mark = mark_of(run_dir)
         if mark != self.setup["mark"]:
-            what = "is not there" if mark is None else "is another one"
+            fault = "is not there" if mark is None else "is another one"
             hint = "The run folder has to be on a file system that all hosts share, under one path: --output-dir."
-            raise DsrunError(f"{what} on {socket.gethostname()}", where=str(run_dir), hint=hint)
+            raise DsrunError(f"{fault} on {socket.gethostname()}", where=str(run_dir), hint=hint)
         job = read(run_dir / JOB)
         if isinstance(job, ScriptJob):
             with explained(f"can't be opened on {socket.gethostname()}", job.cwd):
@@ -177,7 +177,7 @@ class HostAgent:
             raise DsrunError(f"{failed}\n{tail(log)}", hint=f"The whole log: {log}")
 
     def _meet(self) -> tuple[tuple[str, int], str | None]:
-        """Where the ranks meet, as the coordinator decides; and this host's interface to it, where there are others."""
+        """Address and port of the ranks, from the coordinator; and this host's interface to it, if there are others."""
         port = int(self.setup["master_port"]) or free_port()
         alone = len(self.setup["hosts"]) == 1
         with _listening(port) if self.number == 0 else nullcontext():
@@ -189,21 +189,21 @@ class HostAgent:
                 port=port,
             )
             if self.number > 0:
-                asked = self._expect("reach")
-                self.connection.send(reached=self._reached(asked["reach"], int(asked["port"])))
+                message = self._expect("reach")
+                self.connection.send(reached=self._reached(message["reach"], int(message["port"])))
             address, port = self._expect("start")["start"]
         own = address if self.number == 0 else _own_address_towards(address)
         return (address, port), protocol.interface_of(own) if own and not alone else None
 
     def _reached(self, addresses: list[str], port: int) -> list[str]:
-        """Those of host 0's addresses that answer."""
-        found = []
+        """The addresses of host 0 that answer."""
+        answering = []
         for address in addresses:
             self._receive()
             with suppress(OSError):
                 socket.create_connection((address, port), timeout=protocol.CONNECT_S).close()
-                found.append(address)
-        return found
+                answering.append(address)
+        return answering
 
     def _run_ranks(self, job: AnyJob, env: Mapping[str, str], master: tuple[str, int]) -> None:
         """Start this host's ranks, tell how they end, and end them when the job does."""
@@ -248,8 +248,8 @@ def visible_devices(job: AnyJob, number: int, environ: Mapping[str, str]) -> str
     if job.launcher != "slurm" or host.visible or not given:
         return host.cuda_visible_devices
     if max(host.devices) >= len(given):
-        what = f"Slurm gave {host.host} {len(given)} GPUs ({','.join(given)}), and the job needs {len(host.devices)}"
-        raise DsrunError(what, hint="Ask for as many on every node: --gpus-per-node.")
+        fault = f"Slurm gave {host.host} {len(given)} GPUs ({','.join(given)}), and the job needs {len(host.devices)}"
+        raise DsrunError(fault, hint="Ask for as many on every node: --gpus-per-node.")
     return ",".join(given[device] for device in host.devices)
 
 
@@ -336,8 +336,8 @@ def _carry_out(agent: HostAgent) -> int:
         connection.send(problems=[vars(problem) for problem in error.problems])
     except Exception as error:
         traceback.print_exc()
-        what = f"internal error (bug in dsrun) in the host agent on {socket.gethostname()}: {error!r}"
-        connection.send(problems=[vars(Problem(what))])
+        fault = f"internal error (bug in dsrun) in the host agent on {socket.gethostname()}: {error!r}"
+        connection.send(problems=[vars(Problem(fault))])
         return 1
     until = time.monotonic() + FAREWELL_S
     while time.monotonic() < until and not connection.lost:

@@ -33,7 +33,7 @@ TIMEOUT_S = 30.0
 BY_HAND = ("manual", "kubernetes")
 """Launchers for clusters on which nobody gets anywhere by himself."""
 HASHING_S = 2.0
-"""How long a host may read the data file; of one that takes longer the size and both ends are compared."""
+"""Time for a host to read the data file; if it takes longer, only its size and both ends are compared."""
 MOST_ALIKE = 5
 """Texts of one check that are told: a thousand hosts may be off by a thousand different numbers."""
 MPI = ("openmpi", "mpich", "impi")
@@ -42,7 +42,7 @@ PLACES = (
     "TORCH_EXTENSIONS_DIR", "DSRUN_CACHE", "XDG_CACHE_HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH",
     "CXX",
 )  # fmt: skip
-"""Of a job's variables those that decide where its Python, its compilers and its operators are found."""
+"""Variables that decide where a job's Python, compilers and operators are found."""
 NETWORK = ("GLOO_", "NCCL_")
 
 ALWAYS = frozenset({
@@ -51,7 +51,7 @@ ALWAYS = frozenset({
 })  # fmt: skip
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-interface", "nccl-net"})
 OF_PYTHON = frozenset({"python", "packages", "versions"})
-"""Of a Python that a script is run by, beside dsrun's own; what it needs of packages the script's source says."""
+"""Checks of a Python other than dsrun's that runs a script; the packages it needs follow from the script's source."""
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
 """Checks of the doctor that bear on a job: red stops it, yellow is told.
 
@@ -68,7 +68,7 @@ for _at in range(0, len(_text), {CHUNK}):
 
 
 def checkup(job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None) -> tuple[str, ...]:
-    """What is worth saying about a job's hosts before its start, a line each.
+    """Remarks on a job's hosts before its start, a line each.
 
     ask: how hosts are asked, where it isn't the way of the job's launcher. Raises DsrunError with all that stands in
     the way. Nobody is asked about a job on this machine alone.
@@ -97,7 +97,7 @@ def checkup(job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None) ->
 
 
 def way(launcher: str) -> AskHosts | None:
-    """How a launcher's hosts are asked; None where there is no way."""
+    """The way to ask a launcher's hosts; None where there is none."""
     if launcher == SLURM:
         return by_srun
     return None if launcher in BY_HAND else ssh.ask
@@ -115,10 +115,10 @@ def asked(
     wanted: names and slots, the one where the ranks meet first. options: the probe's, on top of what is the same for
     every job. env: what ranks on all hosts get of the user's variables.
     """
-    told = {**env, **environment.of_checkout(env)}
+    variables = {**env, **environment.of_checkout(env)}
     everywhere = {
         "python": sys.executable,
-        "environ": {name: told[name] for name in PLACES if told.get(name)},
+        "environ": {name: variables[name] for name in PLACES if variables.get(name)},
         "master": wanted[0][0] if len(wanted) > 1 else None,
     }
     answers = ask([host for host, _ in wanted], {**everywhere, **options}, timeout_s)
@@ -139,14 +139,14 @@ def asked(
 
 def _with(facts: Mapping[str, Any] | None, env: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Facts with the variables of the network as ranks there will have them."""
-    found = shown({name: value for name, value in env.items() if name.startswith(NETWORK)})
-    if facts is None or not found or not isinstance(facts.get("variables"), dict):
+    network = shown({name: value for name, value in env.items() if name.startswith(NETWORK)})
+    if facts is None or not network or not isinstance(facts.get("variables"), dict):
         return facts
-    return {**facts, "variables": {**facts["variables"], **found}}
+    return {**facts, "variables": {**facts["variables"], **network}}
 
 
 def _options(job: AnyJob, options: RunOptions) -> dict[str, Any]:
-    """What of a job the hosts have to know to say whether they are fit for it."""
+    """The facts about a job that its hosts need to judge whether they are fit for it."""
     return {
         "cwd": str(nearest_there(Path(job.run_dir))),
         "data": job.data.train_file if isinstance(job, Job) else None,
@@ -157,7 +157,7 @@ def _options(job: AnyJob, options: RunOptions) -> dict[str, Any]:
 
 
 def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[list[Problem], list[str]]:
-    """What stops the job, and what is only worth a line."""
+    """Problems that stop the job, and remarks that don't."""
     parts = {part.host: part for part in job.hosts}
     bearing = {host.name: _bearing(job, options, host) for host in hosts}
     examined = doctor.examine([_narrowed(job, parts[host.name], host) for host in hosts])
@@ -167,8 +167,8 @@ def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[li
         if host.facts is not None:
             results += _devices(job, parts[host.name], host)
             results += () if host.name in odd else _as_here(host)
-    problems = [Problem(what, names, fix) for what, fix, names in _grouped(results, RED)]
-    return problems, [f"{names}: {what}" for what, _, names in _grouped(results, YELLOW)]
+    problems = [Problem(fault, names, fix) for fault, fix, names in _grouped(results, RED)]
+    return problems, [f"{names}: {fault}" for fault, _, names in _grouped(results, YELLOW)]
 
 
 def _judged_python(
@@ -181,36 +181,36 @@ def _judged_python(
     odd = [
         result for result in results if not (result.check == "packages" and "not installed" in result.what)
     ]
-    problems = [Problem(what, names, fix) for what, fix, names in _grouped(odd, RED)]
-    return problems, [f"{names}: {what}" for what, _, names in _grouped(odd, YELLOW)]
+    problems = [Problem(fault, names, fix) for fault, fix, names in _grouped(odd, RED)]
+    return problems, [f"{names}: {fault}" for fault, _, names in _grouped(odd, YELLOW)]
 
 
 def _grouped(results: Sequence[CheckResult], colour: str) -> Iterator[tuple[str, str, str]]:
-    """The same of several hosts once: what, fix, hosts."""
+    """Results that several hosts share, once each: text, fix, hosts."""
     for check, groups in alike(results, colour).items():
-        for found in groups[:MOST_ALIKE]:
-            yield found[0].what, found[0].fix, few([result.host for result in found])
-        if rest := [result for found in groups[MOST_ALIKE:] for result in found]:
+        for group in groups[:MOST_ALIKE]:
+            yield group[0].what, group[0].fix, few([result.host for result in group])
+        if rest := [result for group in groups[MOST_ALIKE:] for result in group]:
             yield f"{check}: likewise", rest[0].fix, few([result.host for result in rest])
 
 
 def _bearing(job: AnyJob, options: RunOptions, host: Host) -> set[str]:
     """The checks that bear on a host's part."""
-    found = set(ALWAYS)
+    names = set(ALWAYS)
     if job.accelerator == "cuda":
         # Which of a host's GPUs Slurm gave isn't known here.
-        found |= ON_GPUS if job.launcher != SLURM else ON_GPUS - {"gpu-free"}
+        names |= ON_GPUS if job.launcher != SLURM else ON_GPUS - {"gpu-free"}
     if options.master_port:
-        found.add("port")
+        names.add("port")
     if nvme_path(job.ds_config or {}):
-        found.add("nvme")
+        names.add("nvme")
     if missing := _missing(job, host):
-        found |= TO_COMPILE | (
+        names |= TO_COMPILE | (
             {"nvcc", "cuda-parts"} if extensions.with_cuda(missing, job.accelerator) else set()
         )
     if "async_io" in missing:
-        found.add("libaio")
-    return found
+        names.add("libaio")
+    return names
 
 
 def _missing(job: AnyJob, host: Host) -> list[str]:
@@ -234,7 +234,7 @@ def _narrowed(job: AnyJob, part: HostDevices, host: Host) -> Host:
             [] if job.accelerator == "cpu" else [gpu for gpu in gpus["gpus"] if _is_the_jobs(job, part, gpu)]
         )
         uuids = {gpu.get("uuid") for gpu in kept}
-        processes = [one for one in gpus.get("processes", ()) if one.get("uuid") in uuids]
+        processes = [process for process in gpus.get("processes", ()) if process.get("uuid") in uuids]
         on_bus = 0 if (gpus["gpus"] and not kept) or job.accelerator == "cpu" else gpus.get("on_bus")
         facts["gpus"] = {**gpus, "gpus": kept, "processes": processes, "on_bus": on_bus}
         health = facts.get("gpu_health")
@@ -270,9 +270,9 @@ def _devices(job: AnyJob, part: HostDevices, host: Host) -> Iterator[CheckResult
         there = [int(gpu["index"]) for gpu in host["gpus"]["gpus"]]
         if absent := [device for device in part.devices if device not in there]:
             has = f"it has {len(there)} ({', '.join(map(str, there))})" if there else "it has none"
-            what = f"no GPU {', '.join(map(str, absent))}: {has}"
+            fault = f"no GPU {', '.join(map(str, absent))}: {has}"
             fix = f"Name others (--devices), or see `nvidia-smi` on {host.name} for the one that is gone."
-            yield CheckResult("devices", host.name, RED, what, fix)
+            yield CheckResult("devices", host.name, RED, fault, fix)
 
 
 def _as_here(host: Host) -> Iterator[CheckResult]:
@@ -280,9 +280,9 @@ def _as_here(host: Host) -> Iterator[CheckResult]:
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
         version = host["packages"]["dsrun"]
         if version != dsrun.__version__:
-            what = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
+            fault = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
             fix = f"Install dsrun {dsrun.__version__} in its environment, from the same files as here."
-            yield CheckResult("dsrun", host.name, RED, what, fix)
+            yield CheckResult("dsrun", host.name, RED, fault, fix)
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
         minor = host.python_minor
         own = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -305,8 +305,8 @@ def by_srun(hosts: Sequence[str], options: Mapping[str, Any], timeout_s: float) 
         done = subprocess.run(words, input=text.encode(), capture_output=True, timeout=timeout_s, check=False)
         output = done.stdout.decode(errors="replace")
         if done.returncode:
-            said = ssh.last_line(done.stderr.decode(errors="replace"), 300)
-            fault = f"srun ended with {done.returncode}, and said: {said}"
+            message = ssh.last_line(done.stderr.decode(errors="replace"), 300)
+            fault = f"srun ended with {done.returncode}, and said: {message}"
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode(errors="replace")
         fault = f"no answer within {timeout_s:g} s"
@@ -330,4 +330,7 @@ def _put_together(output: str) -> dict[str, str]:
         with contextlib.suppress(ValueError, TypeError):
             node, at, text = json.loads(line)
             pieces.setdefault(str(node), {})[int(at)] = str(text)
-    return {node: "".join(text for _, text in sorted(found.items())) for node, found in pieces.items()}
+    return {
+        node: "".join(text for _, text in sorted(pieces_by_number.items()))
+        for node, pieces_by_number in pieces.items()
+    }

@@ -32,7 +32,7 @@ FILES_A_HOST, SPARE_FILES = 2, 512
 OWN_AGENT = "dsrun's host agent"
 POLL_S = 0.05
 LEAVE_S, KILL_S = 2.0, 1.0
-"""What the programs that lead to the hosts get to end by themselves, and after SIGTERM."""
+"""Time for the programs that lead to the hosts to end by themselves, and again after SIGTERM."""
 
 
 @dataclass
@@ -43,21 +43,21 @@ class JobHost:
     name: str
     connection: Connection | None = None
     process: subprocess.Popen[bytes] | None = None
-    """What leads to this host alone: ssh, or the agent itself on this machine."""
+    """The process that leads to this host alone: ssh, or the agent itself on this machine."""
     program: str = ""
-    """What that process is called."""
+    """That process's name."""
     hello: dict[str, Any] | None = None
     """The agent's first message: its addresses, and a free port."""
     reached: list[str] | None = None
-    """Those of the first host's addresses that this one reaches."""
+    """The first host's addresses that this one reaches."""
     end: HostEnd | None = None
-    """How its part ended, as its agent said."""
+    """The end of its part, as its agent reported it."""
     stackless: tuple[str, ...] = ()
     """Ranks that could not print their stacks when they were to, and why."""
     logs: tuple[tuple[int, int], ...] = ()
-    """How far its ranks' logs were when they were last looked at; see `log_parts.extents`."""
+    """Extents of its ranks' logs at the last look; see `log_parts.extents`."""
     behind_s: float | None = None
-    """What its clock and its first message of a rank's end are behind this one. The same for all its ranks: messages
+    """Delay of its clock and of its first message of a rank's end. The same for all its ranks: messages
     take unequally long on a busy machine, and the order of the ranks' ends says which one failed first."""
 
     @property
@@ -84,7 +84,8 @@ class JobHosts:
         self.all = [JobHost(number, host.host) for number, host in enumerate(job.hosts)]
         self.launcher = launchers.get(job.launcher)
         self.process: subprocess.Popen[bytes] | None = None
-        """What leads to all hosts: pdsh, mpirun, srun; or host 0's agent where the others are started by hand."""
+        """The process that leads to all hosts: pdsh, mpirun, srun; or host 0's agent where the others are started by
+        hand."""
         self._environ, self._say = environ, say
         self._log = Path(job.run_dir) / AGENTS_LOG
         self._control = Path(job.run_dir) / CONTROL
@@ -175,7 +176,7 @@ class JobHosts:
     # Talking
 
     def receive(self) -> Iterator[tuple[JobHost, dict[str, Any]]]:
-        """What the agents have said since the last call."""
+        """The agents' messages since the last call."""
         if self._listener and any(not host.connection for host in self.all):
             while caller := self._listener.accept():
                 self._identify(caller)

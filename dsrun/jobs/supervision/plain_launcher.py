@@ -31,11 +31,11 @@ def main() -> None:
     parser.add_argument("job", type=Path)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--master", nargs=2, required=True)
-    asked = parser.parse_args()
-    command = [sys.executable, "-u", "-m", RANK_MODULE, str(asked.job)]
+    arguments = parser.parse_args()
+    command = [sys.executable, "-u", "-m", RANK_MODULE, str(arguments.job)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **variables})
-        for variables in variables_of(read(asked.job), asked.node, tuple(asked.master))
+        for variables in variables_of(read(arguments.job), arguments.node, tuple(arguments.master))
     ]
     signal.signal(signal.SIGTERM, lambda *_: _end(ranks))
     sys.exit(_wait(ranks))

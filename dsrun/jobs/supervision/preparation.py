@@ -1,4 +1,4 @@
-"""What is done before the ranks start: preparing processes on this machine, and DeepSpeed's operators on each host."""
+"""The work before the ranks start: preparing processes on this machine, and DeepSpeed's operators on each host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.cluster import extensions, probe
+from dsrun.cluster import extensions
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.file_lock import FileLock
 from dsrun.files import explained
 from dsrun.host.memory import oom_kills
+from dsrun.host.operators import stale_locks
 from dsrun.job.job import AnyJob, Job
 from dsrun.job.processes import end_processes, requests_raise
 from dsrun.jobs.diagnosis.killed import killed_in_words
@@ -76,7 +77,7 @@ def build_operators(
     if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):
         return
     with _only_builder(directory, say, wait):
-        for lock in probe.stale_locks(directory):
+        for lock in stale_locks(directory):
             say(f"removing {lock}: a build that was killed left it, and every later run would wait for it")
             lock.unlink(missing_ok=True)
         for name in extensions.missing(names, directory):
@@ -113,7 +114,7 @@ INSTEAD = {
     "fused_adam": "Or take torch's fused AdamW, for which nothing is compiled: "
     "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true",
 }
-"""What does without an operator whose build has failed."""
+"""The way to do without an operator whose build has failed."""
 
 
 @contextmanager

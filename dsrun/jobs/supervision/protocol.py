@@ -23,22 +23,22 @@ from typing import Any, NamedTuple
 HEARTBEAT_S = 1.0
 """Between two heartbeats."""
 PATIENCE = 5
-"""How many times as long a silence is borne while the other side's work is seen to go on."""
+"""Factor by which a longer silence is borne while the other side's work is seen to go on."""
 START_S = 60.0
-"""What the first heartbeat may take: a login, and Python from a slow file system."""
+"""Time for the first heartbeat: a login, and Python from a slow file system."""
 SEND_S = 5.0
-"""How long the other side may take to read what it is sent."""
+"""Time for the other side to read a message."""
 CONNECT_S = 3.0
 ANSWER_S = 20.0
-"""How long a caller waits for the coordinator's first message: it may have a thousand callers at once."""
+"""Time for the coordinator's first message: it may have a thousand callers at once."""
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
-"""What is read at a time, and how often in a row: one who never stops talking must not keep the others waiting."""
+"""Bytes of a read, and reads in a row: a side that never stops talking must not keep the others waiting."""
 MOST_BYTES = 4 << 20
 """A longer line is no message."""
 
 
 class Connection:
-    """To the other side: messages out, messages in, and when it was last heard.
+    """A connection to the other side: messages out, messages in, and when it was last heard.
 
     remote: the other side is on another host; on one machine only hanging up counts, as a process may be suspended.
     silence_s: without a heartbeat for this long, it counts as gone (--host-timeout).
@@ -114,6 +114,7 @@ class Connection:
                 break
             except OSError:
                 block = b""
+            # An endless line is no message, and would fill the memory: whoever sends it is hung up on.
             if not block or len(self._half) > MOST_BYTES:
                 self.closed = True
                 break
@@ -126,8 +127,8 @@ class Connection:
                         self._asleep = bool(message["asleep"])
                     elif isinstance(message, dict) and "heartbeat" not in message:
                         self._ready.append(message)
-        found, self._ready = self._ready, []
-        return found
+        messages, self._ready = self._ready, []
+        return messages
 
     def expect(self, key: str, wait_s: float) -> dict[str, Any] | None:
         """The next message that has this key; those before it are lost. None where none comes in time."""
@@ -182,7 +183,7 @@ class _Caller(NamedTuple):
 
 
 class Listener:
-    """Where agents call in over TCP: every address of this machine, one free port."""
+    """A listener for agents that call in over TCP, at every address of this machine and one free port."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -235,10 +236,10 @@ def call(addresses: Sequence[str], port: int, token: str) -> Connection | None:
         except OSError:
             continue
         connection = _over(connected)
-        asked = connection.expect("nonce", ANSWER_S)
-        if asked:
+        challenge = connection.expect("nonce", ANSWER_S)
+        if challenge:
             nonce = secrets.token_hex(16)
-            connection.send(proof=_proof(token, str(asked["nonce"]), "agent"), nonce=nonce)
+            connection.send(proof=_proof(token, str(challenge["nonce"]), "agent"), nonce=nonce)
             answer = connection.expect("proof", ANSWER_S) or {}
             if _proves(answer.get("proof"), token, nonce, "coordinator"):
                 return connection
@@ -257,7 +258,7 @@ def own_addresses(interface: str = "") -> list[str]:
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found: list[tuple[int, str]] = []
+    addresses: list[tuple[int, str]] = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries if name in up else ():
             if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80"):
@@ -265,8 +266,8 @@ def own_addresses(interface: str = "") -> list[str]:
                 # Other hosts have the same addresses there.
                 bridge = name.startswith(("docker", "virbr", "br-"))
                 later = 4 * loopback + 2 * bridge + (entry.family == socket.AF_INET6)
-                found.append((-1 if name == interface else later, entry.address))
-    return [address for _, address in sorted(found, key=lambda pair: pair[0])]
+                addresses.append((-1 if name == interface else later, entry.address))
+    return [address for _, address in sorted(addresses, key=lambda pair: pair[0])]
 
 
 def interface_of(address: str) -> str | None:

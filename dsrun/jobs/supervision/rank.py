@@ -35,17 +35,17 @@ WORKER = "dsrun.training.worker"
 STACKS = signal.SIGUSR2
 """Prints every thread's stack into the rank's log."""
 RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""How many collectives torch's flight recorder keeps; the second name is that before torch 2.9."""
+"""The number of collectives that torch's flight recorder keeps; the second name is of torch before 2.9."""
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""What its dumps are called, without the rank's number."""
+"""The path of its dumps, without the rank's number."""
 TRACEBACK = "Traceback (most recent call last):"
 OVER = ("finished", "failed", "interrupted", "stopped")
 """States of a run that has ended; one without a record has not."""
 PR_SET_PDEATHSIG = 1
 LAST_WORDS_S = 2.0
-"""How long what a script in another Python has printed is waited for once it has ended."""
+"""Time to wait for the last output of a script in another Python once it has ended."""
 CLEAN_UP_S = 10.0
-"""How long a script that failed may take to clean up: the other ranks, which wait for it, can't help any more."""
+"""Time for a script that failed to clean up: the other ranks, which wait for it, can't help any more."""
 
 
 def main() -> None:
@@ -95,8 +95,8 @@ def place(job: AnyJob, rank: int) -> None:
 
 
 def keep_flight_recorder(run_dir: Path, rank: int) -> None:
-    """Where torch's flight recorder is on, it writes into the run's folder, unless the user says elsewhere. What an
-    earlier attempt left there would be taken for this one's."""
+    """Have torch's flight recorder, where it is on, write into the run's folder, unless the user says elsewhere.
+    What an earlier attempt left there would be taken for this one's."""
     if not any(os.environ.get(name, "0") not in ("", "0") for name in RECORDER_SIZES):
         return
     prefix = run_dir / FLIGHT_RECORDER
@@ -163,8 +163,8 @@ def _run_elsewhere(argv: list[str], run_dir: Path) -> None:
 
 
 def _pass_on(process: subprocess.Popen[bytes], unwritten: list[OSError]) -> None:
-    """What the other Python prints, to this process's log: the log may be another file by then (log_parts.py). Where it
-    can't be written, the script ends, as one does whose own print fails."""
+    """Copy the other Python's output to this process's log: the log may be another file by then (log_parts.py).
+    Where it can't be written, the script ends, as one does whose own print fails."""
     assert process.stdout  # noqa: S101  (a pipe)
     while block := os.read(process.stdout.fileno(), 1 << 16):
         while block:
@@ -177,7 +177,7 @@ def _pass_on(process: subprocess.Popen[bytes], unwritten: list[OSError]) -> None
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGKILL once this process is gone, whatever ended it (prctl(2))."""
+    """Have the kernel kill this child once its parent is gone, whatever ended it (prctl(2))."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -203,7 +203,7 @@ def _fail(state: rank_state.RankState, error: BaseException) -> None:
 
 
 def _leave_anyway(code: int) -> None:
-    """What a script does at its end may wait for the other ranks, which wait for this one: it has CLEAN_UP_S."""
+    """Exit after CLEAN_UP_S in any case: a script's clean-up may wait for the other ranks, which wait for this one."""
 
     def leave() -> None:
         time.sleep(CLEAN_UP_S)

@@ -47,7 +47,7 @@ SHORTER = "timeout-10-minutes"
 """The change of DeepSpeed's limit, in presets/versions/."""
 
 View = AbstractContextManager[Callable[[], bool]]
-"""What the user sees while ranks run: entered at each start, then called often; returns whether anything was new."""
+"""The display while ranks run: entered at each start, then called often; returns whether anything was new."""
 
 
 def carry_out(
@@ -175,16 +175,17 @@ def run_ranks(
         except StoppedError as error:
             raise error.cause from None
         except JobFailedError as error:
-            found = _explained(error, job, sizes, environ)
+            diagnosis = _explained(error, job, sizes, environ)
             if attempt == options.max_restarts:
                 raise
-            if found.is_hopeless:
-                say(f"{found.cause}: this doesn't get better by itself, so it is not started again")
+            if diagnosis.is_hopeless:
+                say(f"{diagnosis.cause}: this doesn't get better by itself, so it is not started again")
                 raise
+            # Steps are the only proof of progress: each restart from the same checkpoint would fail in the same place.
             if attempt and isinstance(job, Job) and _done_so_far(run_dir) == before:
                 say("it failed again before anything new was done: it is not started once more")
                 raise
-            pause_s = min(PAUSE_S * 2**attempt, LONGEST_PAUSE_S) if found.cause and found.retry else 0
+            pause_s = min(PAUSE_S * 2**attempt, LONGEST_PAUSE_S) if diagnosis.cause and diagnosis.retry else 0
             later = f" in {pause_s} s" if pause_s else ""
             problems = "\n".join(map(str, error.problems))
             say(f"{problems}\nstarting again{later} ({attempt + 1} of {options.max_restarts})")
@@ -207,39 +208,39 @@ def _explained(
     first, *others = error.problems
     python = job.python if isinstance(job, ScriptJob) else None
     try:
-        found = run_logs.of_run(
+        diagnosis = run_logs.of_run(
             Path(job.run_dir), rank=error.rank, said=first.what, since=sizes, environ=environ
         )
     except DsrunError as unread:  # a lab's own signature that is broken, say
         error.problems += unread.problems
         return Diagnosis(cause=None, summary="", next_step="", confidence="none")
-    error.diagnosis = {**asdict(found), "since": dict(sizes)}
+    error.diagnosis = {**asdict(diagnosis), "since": dict(sizes)}
     hint = "\n  ".join(
         filter(
             None,
             [
-                *told(found, environ),
-                _about_the_limit(found, environ, python),
-                _about_memory(found, job),
+                *told(diagnosis, environ),
+                _about_the_limit(diagnosis, environ, python),
+                _about_memory(diagnosis, job),
                 first.hint,
             ],
         )
     )
     error.problems = [replace(first, hint=hint), *others]
-    return found
+    return diagnosis
 
 
-def _about_memory(found: Diagnosis, job: AnyJob) -> str:
-    """Where a fine-tune's GPU ran out of memory: who plans a way out; else empty."""
-    if found.cause != "gpu_oom" or not isinstance(job, Job):
+def _about_memory(diagnosis: Diagnosis, job: AnyJob) -> str:
+    """The command that plans a way out, where a fine-tune's GPU ran out of memory; else empty."""
+    if diagnosis.cause != "gpu_oom" or not isinstance(job, Job):
         return ""
     return f"`{shlex.join(['dsrun', 'diagnose', job.run_dir])}` says the shortest list of changes with which it fits"
 
 
-def _about_the_limit(found: Diagnosis, environ: Mapping[str, str], python: str | None = None) -> str:
-    """Where an exchange took too long: how long it was allowed to, and why so short; else empty. python: the ranks',
+def _about_the_limit(diagnosis: Diagnosis, environ: Mapping[str, str], python: str | None = None) -> str:
+    """The limit of an exchange that took too long, and why it is so short; else empty. python: the ranks',
     where it isn't this one."""
-    if found.cause not in TIMED_OUT:
+    if diagnosis.cause not in TIMED_OUT:
         return ""
     if minutes := environ.get(GROUP_TIMEOUT):
         return f"The limit was {minutes} minutes ({GROUP_TIMEOUT}): --timeout MINUTES gives another."
@@ -283,13 +284,13 @@ def _diagnose_preparing(
 ) -> None:
     """Add why preparing failed, where its log says so. What it has said in its own words stays as it is."""
     first, *others = error.problems
-    said = f"{first.where}: {first.what}" if first.where else first.what
+    message = f"{first.where}: {first.what}" if first.where else first.what
     with suppress(DsrunError):  # a lab's own signature that is broken, say: the error itself is told
-        found = run_logs.of_run(run_dir, said=said, since=sizes, environ=env)
-        if found.cause:
-            error.diagnosis = {**asdict(found), "since": dict(sizes)}
+        diagnosis = run_logs.of_run(run_dir, said=message, since=sizes, environ=env)
+        if diagnosis.cause:
+            error.diagnosis = {**asdict(diagnosis), "since": dict(sizes)}
             if not first.where:
-                hint = "\n  ".join([*told(found, env), first.hint])
+                hint = "\n  ".join([*told(diagnosis, env), first.hint])
                 error.problems = [replace(first, hint=hint), *others]
 
 
@@ -298,12 +299,12 @@ def _first_and_last(by_step: Mapping[int, float]) -> dict[str, float] | None:
 
 
 def result_of(run_dir: Path) -> dict[str, Any]:
-    """What came of a fine-tune, from its folder: model, losses, scores, steps."""
+    """The result of a fine-tune, from its folder: model, losses, scores, steps."""
     events = run_folder.Follower(run_dir / EVENTS).lines()
     metrics = run_folder.Follower(run_dir / METRICS).lines()
     losses = [line for line in metrics if "loss" in line]
     evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
-    told = {line["step"]: line["eval_perplexity"] for line in metrics if "eval_perplexity" in line}
+    perplexities = {line["step"]: line["eval_perplexity"] for line in metrics if "eval_perplexity" in line}
     scored = [event for event in events if event["event"] == "scores"]
     models = [event for event in events if event["event"] == "model"]
     if not models:
@@ -317,7 +318,7 @@ def result_of(run_dir: Path) -> dict[str, Any]:
         "loss": last["loss"],
         "best": _best(run_dir, evals),
         "eval_loss": _first_and_last(evals),
-        "perplexity": _first_and_last(told),
+        "perplexity": _first_and_last(perplexities),
         "scores": {event["when"]: event["scores"] for event in scored},
         "example_prompt": scored[0]["example_prompt"] if scored else None,
         "skipped_steps": last["skipped"],
@@ -329,7 +330,7 @@ def _best(run_dir: Path, evals: Mapping[int, float]) -> dict[str, Any] | None:
     known = {step: loss for step, loss in evals.items() if loss is not None}
     if not known:
         return None
-    step = min(known, key=lambda one: (known[one], -one))
+    step = min(known, key=lambda step: (known[step], -step))
     kept = [event for event in run_folder.Follower(run_dir / EVENTS).lines() if event["event"] == "best"]
     model = kept[-1]["path"] if kept and kept[-1]["step"] == step else None
     return {"step": step, "loss": known[step], "model": model}

@@ -1,4 +1,4 @@
-"""How a job is run, whatever it computes: what supervision does where it stands still, fails or is asked to end."""
+"""Options of supervision, whatever a job computes: what to do where it stands still, fails or is asked to end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from dsrun.job.log_parts import GIB
-from dsrun.options.groups import SaveOnStopOptions, SupervisionOptions
+from dsrun.options.table import SaveOnStopOptions, SupervisionOptions
 
 GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"
 """Whole minutes until a rank gives an exchange with the others up (deepspeed/constants.py: default_pg_timeout)."""
@@ -20,7 +20,7 @@ class RunOptions(SupervisionOptions, SaveOnStopOptions):
     env: Mapping[str, str] = field(default_factory=dict)
     """The user's variables for ranks on other hosts."""
     master_addr: str = ""
-    """Where the ranks meet; empty: the first address of the first host that all hosts reach."""
+    """Address where the ranks meet; empty: the first address of the first host that all hosts reach."""
     master_port: int = 0
     """0: a free port."""
 
@@ -36,7 +36,7 @@ class RunOptions(SupervisionOptions, SaveOnStopOptions):
 
     @property
     def log_bytes(self) -> int:
-        """What is kept of each rank's log; 0 for all of it."""
+        """Bytes that are kept of each rank's log; 0 for all of it."""
         return int(self.log_limit * GIB)
 
     @property

@@ -29,23 +29,24 @@ from dsrun.jobs.supervision.run_options import RunOptions
 
 MODULE = "dsrun.training.smoke"
 SLOW = {True: 0.85, False: 0.5}
-"""Of its kind's median, for GPUs and for ranks on CPUs, which share cores: below it a device holds up the others."""
+"""Share of its kind's median below which a device holds up the others: for GPUs, and for ranks on CPUs, which share
+cores."""
 SLOW_PAIR = 0.7
-"""Of the median of all pairs."""
+"""Share of the median of all pairs below which a pair is slow."""
 LIMIT = 3.0
 """Minutes. The ranks give one another up after a minute by themselves; this is for what they can't end."""
 
 
 @dataclass(frozen=True)
 class Smoke:
-    """What came of it."""
+    """The outcome of a smoke test."""
 
     ranks: int
     hosts: int
     seconds: float
-    """From the first process to the last."""
+    """Seconds from the first process to the last."""
     found: Mapping[str, Any] | None
-    """What dsrun.training.smoke prints; None where it failed."""
+    """The result that dsrun.training.smoke prints; None where it failed."""
     problems: tuple[Problem, ...] = ()
     run_dir: str = ""
     """The run folder, where it failed."""
@@ -68,7 +69,7 @@ def smoke(
     Raises what ends dsrun: KeyboardInterrupt, TerminatedError.
     """
     began = time.monotonic()
-    ranks, found, run_dir = 0, None, ""
+    ranks, result, run_dir = 0, None, ""
     devices: tuple[HostDevices, ...] = ()
     problems: tuple[Problem, ...] = ()
     new = not parent.exists()
@@ -78,7 +79,7 @@ def smoke(
         ranks = world_size_of(devices)
         job = job_of(devices, accelerator, launcher, parent)
         run_dir = job.run_dir
-        found = _run(job, machine, environ, replace(options, hang_timeout=LIMIT), say)
+        result = _run(job, machine, environ, replace(options, hang_timeout=LIMIT), say)
         shutil.rmtree(run_dir, ignore_errors=True)
         if new:
             with suppress(OSError):  # somebody else's run may be in it by now
@@ -86,49 +87,49 @@ def smoke(
     except DsrunError as error:
         problems = tuple(error.problems)
     took, left = time.monotonic() - began, run_dir if problems else ""
-    told = tuple(remarks(found, devices)) if found else ()
-    return Smoke(ranks, len(hosts), took, found, problems, left, told)
+    remarked = tuple(remarks(result, devices)) if result else ()
+    return Smoke(ranks, len(hosts), took, result, problems, left, remarked)
 
 
-def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[CheckResult]:
-    """What of the result somebody should look at. found: of dsrun.training.smoke; hosts: in the order of the ranks."""
+def remarks(result: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[CheckResult]:
+    """Parts of the result that somebody should look at. hosts: in the order of the ranks."""
     names = [(host.host, device) for host in hosts for device in host.devices]
-    cards, gpus = found.get("cards", ()), found.get("backend") == "nccl"
+    cards, gpus = result.get("cards", ()), result.get("backend") == "nccl"
     for (host, device), card in zip(names, cards, strict=False):
-        alike = [other for other in cards if other["device"] == card["device"]]
-        usual = statistics.median(other["tflops"] for other in alike)
+        alike = [peer_rank for peer_rank in cards if peer_rank["device"] == card["device"]]
+        usual = statistics.median(peer_rank["tflops"] for peer_rank in alike)
         which = f"{'GPU ' if gpus else 'CPU rank '}{device} ({card['device']})"
         fix = f"Leave it out (--devices, or --exclude {host}:{device}), and look at it: nvidia-smi -q; dcgmi diag -r 2"
         if card["wrong"]:
             wrong = f"{card['wrong']} of {card['numbers']} numbers, {card['nans']} of them NaN"
-            what = f"{which} multiplies wrongly: {wrong}"
-            yield CheckResult("matrix", host, RED, what, fix)
-        elif gpus and card["bits"] != commonest([other["bits"] for other in alike]):
+            fault = f"{which} multiplies wrongly: {wrong}"
+            yield CheckResult("matrix", host, RED, fault, fix)
+        elif gpus and card["bits"] != commonest([peer_rank["bits"] for peer_rank in alike]):
             yield CheckResult(
                 "matrix", host, YELLOW, f"{which} gives other bits than the others of its kind", fix
             )
         elif card["tflops"] < SLOW[gpus] * usual:
-            what = (
+            fault = (
                 f"{which} multiplies at {card['tflops']:.3g} TFLOP/s, the others of its kind at {usual:.3g}"
             )
             yield CheckResult(
                 "matrix",
                 host,
                 YELLOW,
-                what,
+                fault,
                 "See heat, power and other programs: nvidia-smi -q -d PERFORMANCE; top",
             )
-    if len(pairs := found.get("pairs", ())) > 1:
-        one, other, rate = min(pairs, key=lambda pair: float(pair[2]))
+    if len(pairs := result.get("pairs", ())) > 1:
+        rank, peer_rank, rate = min(pairs, key=lambda pair: float(pair[2]))
         usual = statistics.median(pair[2] for pair in pairs)
         if rate < SLOW_PAIR * usual:
-            host, peer = hosts[int(one)].host, hosts[int(other)].host
-            what = f"{host} and {peer} exchange {rate:.2f} GB/s, other pairs {usual:.2f}"
+            host, peer = hosts[int(rank)].host, hosts[int(peer_rank)].host
+            fault = f"{host} and {peer} exchange {rate:.2f} GB/s, other pairs {usual:.2f}"
             yield CheckResult(
                 "pair",
                 host,
                 YELLOW,
-                what,
+                fault,
                 f"See their links and switches: ethtool, ibstat; or leave out {peer}.",
             )
 
@@ -158,23 +159,23 @@ def _run(
     options: RunOptions,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What the first rank printed. Raises DsrunError where any of them failed."""
+    """The result that the first rank printed. Raises DsrunError where any of them failed."""
     run_dir = Path(job.run_dir)
     with opened(job, machine, environ):
         run_folder.write_state(run_dir, "running")
         Coordinator(job, environ, options, lambda: False, say).run()
-        found = _printed(run_dir / run_folder.rank_log(0))
-        run_folder.write_state(run_dir, "finished", result=found)
-    return found
+        result = _printed(run_dir / run_folder.rank_log(0))
+        run_folder.write_state(run_dir, "finished", result=result)
+    return result
 
 
 def _printed(log: Path) -> dict[str, Any]:
-    """What dsrun.training.smoke has printed."""
+    """The result of dsrun.training.smoke in a log."""
     for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
         with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and found.get("smoke"):
-                return found
+            result = json.loads(line)
+            if isinstance(result, dict) and result.get("smoke"):
+                return result
     raise JobFailedError([Problem("the ranks ended, and the first printed no result", str(log))], 1)
 
 
@@ -196,15 +197,15 @@ def devices_of(
         try:
             machines[host.name] = choice.from_facts(host.facts or {}, cpu)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"what it has is not known: {type(error).__name__}: {error}"
+            fault = f"what it has is not known: {type(error).__name__}: {error}"
             raise DsrunError(
-                what, where=host.name, hint=f"See: dsrun doctor --hosts {host.name} --json"
+                fault, where=host.name, hint=f"See: dsrun doctor --hosts {host.name} --json"
             ) from error
-    kinds = {found.accelerator for found in machines.values()}
+    kinds = {machine_there.accelerator for machine_there in machines.values()}
     if len(kinds) > 1:
-        odd = [name for name, found in machines.items() if found.accelerator == "cpu"]
-        what = f"trains on CPUs ({machines[odd[0]].reason}), and others on GPUs"
-        raise DsrunError(what, where=few(odd), hint="DS_ACCELERATOR=cpu for all, or leave it out.")
+        odd = [name for name, machine_there in machines.items() if machine_there.accelerator == "cpu"]
+        fault = f"trains on CPUs ({machines[odd[0]].reason}), and others on GPUs"
+        raise DsrunError(fault, where=few(odd), hint="DS_ACCELERATOR=cpu for all, or leave it out.")
     if kinds == {"cpu"}:
         count = CPU_RANKS if len(hosts) == 1 else 1
         return tuple(HostDevices(host.name, tuple(range(count))) for host in hosts), "cpu"

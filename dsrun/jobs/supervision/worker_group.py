@@ -6,7 +6,6 @@ DeepSpeed's launcher leaves its ranks running when it is killed; here nothing is
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 from dsrun.host.memory import host_ram, oom_kills
 from dsrun.job.layout import STATE, state_file
 from dsrun.job.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
-from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED
+from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED, read_state
 from dsrun.job.run_folder import launcher_log, rank_log
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
 from dsrun.jobs.diagnosis.logs import end_of
@@ -113,7 +112,7 @@ class WorkerGroup:
         )
 
     def _output(self) -> str:
-        """What the launcher has printed since it was started."""
+        """The launcher's output since it was started."""
         with contextlib.suppress(OSError):
             return end_of(self._log, self._log_before).decode("utf-8", errors="replace")[-MOST_OUTPUT:]
         return ""
@@ -127,10 +126,11 @@ class RankWatch:
     """
 
     def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
+        self._run_dir = run_dir
         self._files = {rank: run_dir / state_file(rank) for rank in ranks}
         self._folder, self._looked, self._version, self._changed = run_dir / STATE, 0.0, -1, True
         self.ends: dict[int, RankEnd] = {}
-        """Of the ranks that have ended without finishing."""
+        """Ends of the ranks that did not finish."""
         self._gone_at: dict[int, float] = {}
         self._handles: dict[int, int] = {}
         self._read: dict[int, tuple[tuple[int, ...], dict[str, Any]]] = {}
@@ -147,17 +147,17 @@ class RankWatch:
                 self._gone_at |= {rank: now for rank, own in list(self._handles.items()) if own == handle}
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """What each rank of this host wrote of itself (job/rank_state.py). A file is read again only where it
-        is another one.
+        """The state of each rank of this host, as it wrote it (job/rank_state.py). A file is read again only if it
+        changed.
 
-        A rank of the next attempt may have written it, where this agent was stopped and goes on now: that one is
-        another agent's to end."""
+        If this agent was stopped and goes on, a rank of the next attempt may have written it: that rank belongs to
+        another agent, and isn't this one's to end."""
         for rank, path in self._files.items():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 stat = path.stat()
                 version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                 if rank not in self._read or self._read[rank][0] != version:
-                    state = json.loads(path.read_text(encoding="utf-8"))
+                    state = read_state(self._run_dir, rank)
                     state |= {"pid": int(state["pid"]), "status": str(state["status"])}
                     if state.get("supervisor") in (None, 0, os.getpid()):
                         self._read[rank] = version, state
@@ -195,7 +195,9 @@ class RankWatch:
             if rank in self.ends or status in (FINISHED, STOPPED):
                 continue
             if status != FAILED and not lives(pid):
-                last = self.states()[rank]  # a last word may have come meanwhile
+                # Seen gone before its file was read anew: it may have written its last state in between, and then it
+                # was not killed but failed, or finished. Only where nothing is new did it end without a word.
+                last = self.states()[rank]
                 if last == known:
                     self.ends[rank] = RankEnd(rank, self._gone_at.get(rank, time.time()), "", True, pid)
                 state, status = last, last["status"]

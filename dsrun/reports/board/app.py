@@ -27,8 +27,8 @@ from dsrun.reports.figures import AXES
 from dsrun.reports.page import POLICY, render
 
 HOSTS = ["127.0.0.1", "localhost"]
-TABLE_S, RUN_S = 2, 4
-"""Between two questions of a page that is open."""
+TABLE_EVERY_S, RUN_EVERY_S = 2, 4
+"""Seconds between two requests of an open page."""
 BOARD_POLICY = f"{POLICY}; connect-src 'self'; form-action 'self'; frame-ancestors 'none'"
 """The board's pages ask it for what is new, too."""
 HEADERS = {
@@ -50,8 +50,8 @@ class TokenMiddleware(BaseHTTPMiddleware):
 
     async def dispatch(self, request: Request, call_next: Answer) -> Response:
         """The answer, or a refusal."""
-        given = request.query_params.get("token")
-        if given is not None and self._is_right(given):
+        token = request.query_params.get("token")
+        if token is not None and self._is_right(token):
             # A path that begins with two slashes would be another host's address.
             answer: Response = RedirectResponse("/" + request.url.path.lstrip("/\\"), status_code=303)
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
@@ -64,21 +64,21 @@ class TokenMiddleware(BaseHTTPMiddleware):
         answer.headers.update(HEADERS)
         return answer
 
-    def _is_right(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+    def _is_right(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
 
 
 def make_app(runs: KnownRuns, token: str, port: int = 0) -> Starlette:
     """The board of some runs. Raises DsrunError where their folder is not there."""
     views = Views(runs)
-    # So that the first answer is like the others.
-    _page("board.html.j2", every_s=TABLE_S, title="", **views.table())
+    # Templates are compiled and fonts are found now, so that the first answer is as fast as the others.
+    _page("board.html.j2", every_s=TABLE_EVERY_S, title="", **views.table())
 
     def table(request: Request) -> Response:
         values = views.table()
         if "part" in request.query_params:
             return _part(request, render("board_table_body.html.j2", **values))
-        return _page("board.html.j2", every_s=TABLE_S, title="dsrun board", **values)
+        return _page("board.html.j2", every_s=TABLE_EVERY_S, title="dsrun board", **values)
 
     def run(request: Request) -> Response:
         by, name = _axis(request), runs.name_of(request.path_params["key"])
@@ -87,7 +87,7 @@ def make_app(runs: KnownRuns, token: str, port: int = 0) -> Starlette:
             return _missing()
         if "part" in request.query_params:
             return _part(request, body)
-        return _page("board_page.html.j2", every_s=RUN_S, title=name, body=body)
+        return _page("board_page.html.j2", every_s=RUN_EVERY_S, title=name, body=body)
 
     def compare(request: Request) -> Response:
         keys = request.query_params.getlist("run")
@@ -97,7 +97,7 @@ def make_app(runs: KnownRuns, token: str, port: int = 0) -> Starlette:
         body = views.comparison(names, _axis(request))
         if "part" in request.query_params:
             return _part(request, body)
-        return _page("board_page.html.j2", every_s=RUN_S, title="Compare runs", body=body)
+        return _page("board_page.html.j2", every_s=RUN_EVERY_S, title="Compare runs", body=body)
 
     async def failed(_: Request, error: Exception) -> Response:
         status = 404 if isinstance(error, DsrunError) else 500
@@ -128,7 +128,7 @@ def _page(template: str, **values: Any) -> Response:
 
 
 def _part(request: Request, text: str) -> Response:
-    """What a page that is open puts in the place of what it shows; nothing where it shows that already."""
+    """The new content of an open page; 304 where it shows that already."""
     tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})

@@ -2,7 +2,7 @@
 
 500 runs are 2,000 questions to the file system for each look, and no file that was read before. A thread looks, and
 whoever asks waits for it a moment: where there is more to read, or a page is being made beside it, the answer is what
-was known, and the table fills. What is kept of a run is its line in the table; of those whose pages were asked for,
+was known, and the table fills. Each run's line in the table is kept; of runs whose pages were opened,
 their metrics as columns (dsrun.jobs.runs.metrics_file).
 """
 
@@ -25,11 +25,11 @@ from dsrun.jobs.runs.metrics_file import StepColumns, time_of
 from dsrun.jobs.runs.run_summaries import BROKEN, Summary, named_runs, newest_first, summary
 
 FRESH_S = 1.0
-"""How long a look holds: several windows that ask at once share one."""
+"""Seconds that a look holds: several windows that ask at once share one."""
 LOOK_S = 0.05
-"""How long whoever asks waits for the look that is at work."""
+"""Seconds that a caller waits for the look that is at work."""
 FOLDERS_S = 10.0
-"""How long the list of folders holds: to look for new runs costs more than to look at known ones."""
+"""Seconds that the list of folders holds: to look for new runs costs more than to look at known ones."""
 MOST_COLUMNS = 24
 """Runs whose metrics are kept; one of 100,000 steps takes 6 MB."""
 FILES = (JOB, RECORD, EVENTS, METRICS)
@@ -61,7 +61,7 @@ class KnownRuns:
         self._known = threading.Event()
         """Whether the first look has found which runs there are, or that the folder is gone."""
         self._gone: Sequence[Problem] = ()
-        """Why the last look found no folder."""
+        """The problems of the last look, where the folder is gone."""
         self._listed = self._looked = float("-inf")
         self._columns: OrderedDict[Path, StepColumns] = OrderedDict()
 
@@ -130,13 +130,13 @@ class KnownRuns:
         return next((name for name in self._paths if key_of(name) == key), None)
 
     def columns(self, path: Path) -> StepColumns:
-        """A run's metrics, as they were read when they were last asked for: `read()` adds what is new."""
+        """A run's metrics as they were last read; `read()` adds what is new."""
         with self._lock:
-            found = self._columns.pop(path, None) or StepColumns(path)
-            self._columns[path] = found
+            columns = self._columns.pop(path, None) or StepColumns(path)
+            self._columns[path] = columns
             while len(self._columns) > MOST_COLUMNS:
                 self._columns.popitem(last=False)
-            return found
+            return columns
 
 
 def _line_of(path: Path, name: str) -> Summary:
@@ -159,17 +159,17 @@ def key_of(name: str) -> str:
 
 
 def _goes_on(line: Summary) -> bool:
-    """Whether its line changes by itself: with the clock, and when the dsrun that holds it is gone."""
+    """Whether a run's line changes by itself: with the clock, and when the dsrun that holds it is gone."""
     return line.state in ("running", "preparing")
 
 
 def signature(path: Path, names: Sequence[str] = FILES) -> Signature:
-    """What is another one as soon as a file of the run is."""
-    found: list[object] = []
+    """A value that changes as soon as a file of the run does."""
+    marks: list[object] = []
     for name in names:
         try:
             stat = os.stat(f"{path}/{name}")  # noqa: PTH116 - thousands a second, and a Path takes longer than the question
-            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            marks.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            marks.append(None)
+    return tuple(marks)

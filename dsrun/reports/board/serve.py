@@ -14,7 +14,7 @@ from dsrun.packages import needed
 from dsrun.reports.board.known_runs import KnownRuns
 
 LOOPBACK, USUAL_PORT = "127.0.0.1", 8420
-WHERE = "dsrun board"
+COMMAND = "dsrun board"
 GRACE_S = 2
 SWITCH_S = 0.0005
 """After so long a thread that makes a page or reads a run gives way to one that answers; Python's own is ten times as
@@ -28,7 +28,7 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     package is missing, or the port is taken.
     """
     for name in ("starlette", "uvicorn", "matplotlib"):
-        with needed(name, WHERE):
+        with needed(name, COMMAND):
             __import__(name)
     import uvicorn
 
@@ -54,17 +54,17 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
 def listening(port: int | None) -> socket.socket:
     """A socket on the loopback address. Raises DsrunError where the port is taken."""
     for number in (USUAL_PORT, 0) if port is None else (port,):
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((LOOPBACK, number))
+            listener.bind((LOOPBACK, number))
         except OSError as error:
-            found.close()
+            listener.close()
             if port is not None:
                 hint = "Name another one, or leave it out."
                 raise DsrunError(
                     f"can't be used: {error.strerror}", where=f"--port {port}", hint=hint
                 ) from error
         else:
-            return found
-    raise DsrunError("no port is free on the loopback address", where=WHERE)
+            return listener
+    raise DsrunError("no port is free on the loopback address", where=COMMAND)

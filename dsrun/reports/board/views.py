@@ -1,4 +1,4 @@
-"""What the board shows, as HTML: the table, a run, several runs, and who has which GPU."""
+"""The board's pages as HTML: the table, a run, several runs, and the users of the GPUs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dsrun.reports.run_page import kind_of, page_of
 from dsrun.words import counted, gib_text, loss_text, span_text, time_text
 
 MOST_COMPARED = 12
-"""Runs over each other; more can't be told apart."""
+"""Runs in one chart; more colours can't be told apart."""
 MOST_PAGES = 48
 GPUS_S = 5.0
-"""How long an answer of NVML holds."""
+"""Seconds that an answer of NVML holds."""
 GPUS_WAIT_S = 0.03
 
 
 class Cell(NamedTuple):
-    """A cell of the table. value: by which it is sorted; share: of a bar, from 0 to 1."""
+    """A cell of the table. value: its place in the order; share: the length of a bar, from 0 to 1."""
 
     text: str
     note: str = ""
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 
 class GpuRow(NamedTuple):
-    """A GPU of this machine, and who has it. key: of the run on the board, where it is one."""
+    """A GPU of this machine, and its user. key: that of the user's run, where it is on the board."""
 
     number: int
     name: str
@@ -83,35 +83,37 @@ class Views:
             return None
         now = (self.runs.state_of(name), *signature(path, OF_A_PAGE))
         with self._reading(name):
-            kept = self._pages.get((name, by))
-            if kept is None or kept[0] != now:
+            page_kept = self._pages.get((name, by))
+            if page_kept is None or page_kept[0] != now:
                 page = page_of(path, name, self.runs.columns(path), by)
-                kept = (now, render("board_run_body.html.j2", page=page, by=by, axes=AXES, key=key_of(name)))
+                page_kept = (
+                    now,
+                    render("board_run_body.html.j2", page=page, by=by, axes=AXES, key=key_of(name)),
+                )
         with self._lock:
-            self._pages[name, by] = kept
+            self._pages[name, by] = page_kept
             self._pages.move_to_end((name, by))
             while len(self._pages) > MOST_PAGES:
                 self._pages.popitem(last=False)
-        return kept[1]
+        return page_kept[1]
 
     def comparison(self, names: Sequence[str], by: str) -> str:
         """The body of a page of several runs; those that the board doesn't have are left out."""
-        found = [(path, name) for name in names[:MOST_COMPARED] if (path := self.runs.path_of(name))]
+        chosen = [(path, name) for name in names[:MOST_COMPARED] if (path := self.runs.path_of(name))]
         with ExitStack() as locks:
-            for _, name in sorted(
-                found, key=lambda run: run[1]
-            ):  # in one order, so that no two wait for each other
+            # In one order for everybody: of two comparisons of the same runs, none waits for the other's half.
+            for name in sorted(name for _, name in chosen):
                 locks.enter_context(self._reading(name))
-            seen = compared([(path, name, self.runs.columns(path)) for path, name in found], by)
-        keys = [key_of(name) for _, name in found]
-        return render("board_compare_body.html.j2", found=seen, by=by, axes=AXES, keys=keys)
+            side_by_side = compared([(path, name, self.runs.columns(path)) for path, name in chosen], by)
+        keys = [key_of(name) for _, name in chosen]
+        return render("board_compare_body.html.j2", found=side_by_side, by=by, axes=AXES, keys=keys)
 
     def _reading(self, name: str) -> threading.Lock:
         with self._lock:
             return self._of_run.setdefault(name, threading.Lock())
 
     def gpus(self, runs: Sequence[Summary]) -> list[GpuRow]:
-        """This machine's GPUs as last heard, asked again every GPUS_S seconds. The driver may take a second to answer:
+        """This machine's GPUs by the last answer, which is renewed every GPUS_S seconds. The driver may take a second:
         nobody waits for it longer than GPUS_WAIT_S. runs: those that the board knows."""
         if time.monotonic() - self._asked_gpus > GPUS_S and self._asking.acquire(blocking=False):
             asks = threading.Thread(target=self._ask_gpus, args=(runs,), daemon=True)
@@ -128,7 +130,7 @@ class Views:
 
 
 def gpu_rows(machine: Machine, runs: Sequence[Summary]) -> list[GpuRow]:
-    """Who has each GPU. runs: those that the board knows."""
+    """A row for each GPU, with its user. runs: those that the board knows."""
     rows = []
     names = {os.path.realpath(line.path): line.name for line in runs} if machine.gpus else {}
     for gpu in machine.gpus:
@@ -173,9 +175,9 @@ def _row(line: Summary) -> Any:
 
 
 def _why(line: Summary) -> str:
-    """What failed first, and why."""
-    told = line.problem or line.cause or ""
-    return f"rank {line.first_rank}: {told}" if line.first_rank is not None and told else told
+    """The rank that failed first, and the reason."""
+    reason = line.problem or line.cause or ""
+    return f"rank {line.first_rank}: {reason}" if line.first_rank is not None and reason else reason
 
 
 def _steps(line: Summary) -> Cell:

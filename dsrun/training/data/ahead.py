@@ -1,8 +1,7 @@
 """The batches of the next step, made by a thread while a step runs.
 
-What a step trains on is a pure function of its number (`BatchPlan.step`), so it may be worked out early: neither the
-order of the examples nor what a resumed run sees depends on it. One step is made ahead, no more: a host's memory holds
-two steps' batches.
+A step's examples are a pure function of its number (`BatchPlan.step`), so they may be worked out early: neither their
+order nor a resumed run depends on it. One step is made ahead, no more: a host's memory holds two steps' batches.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ T = TypeVar("T")
 def made_ahead(make: Callable[[int], T], steps: range, device: torch.device) -> Generator[T, None, None]:
     """make(step) of each step in turn; while the caller works on one, the next is made.
 
-    What `make` raises is raised here, when its step is asked for: the steps before it are taken. device: which the
-    thread's CUDA calls are for (pinning); a thread begins on the first GPU, and would take memory there.
+    An error of `make` is raised when its step is asked for, so that the steps before it are taken. device: the one of
+    the thread's CUDA calls (pinning); a thread begins on the first GPU, and would take memory there.
     """
     start = functools.partial(torch.cuda.set_device, device) if device.type == "cuda" else None
     with ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=start) as thread:
@@ -35,7 +34,7 @@ def made_ahead(make: Callable[[int], T], steps: range, device: torch.device) -> 
 
 
 def pinned(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A batch that a GPU can copy by itself, without a wait: in page-locked memory. For other devices as it is."""
+    """The batch in page-locked memory, which a GPU copies by itself, without a wait; for other devices as it is."""
     if device.type != "cuda":
         return batch
-    return {name: found.pin_memory() if torch.is_tensor(found) else found for name, found in batch.items()}
+    return {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in batch.items()}

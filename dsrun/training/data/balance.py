@@ -12,11 +12,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-CLOSE = 1.005
-"""A heaviest list this far above what it can't be below is good enough: a better one costs more time to find."""
+CLOSE_ENOUGH = 1.005
+"""The heaviest list, as a multiple of its lower bound, that is good enough: a better one costs more time to find."""
 LARGEST_DIFFERENCING = 1024
 """Weights times lists up to which the slower method is tried: about a millisecond. With many weights a list the quick
-one is close anyhow."""
+method comes close anyhow."""
 
 
 def balance(weights: Sequence[int], heaps: int) -> list[list[int]]:
@@ -25,13 +25,13 @@ def balance(weights: Sequence[int], heaps: int) -> list[list[int]]:
     With n * heaps weights no sum exceeds n times the largest weight: as long as a place is left to assign, some list
     has fewer than n, and the lightest is no heavier than that one.
     """
-    found: list[list[int]] = [[] for _ in range(heaps)]
+    places_of: list[list[int]] = [[] for _ in range(heaps)]
     lightest = [(0, number) for number in range(heaps)]
     for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
         weight, number = lightest[0]
-        found[number].append(place)
+        places_of[number].append(place)
         heapq.heapreplace(lightest, (weight + weights[place], number))
-    return found
+    return places_of
 
 
 def shard(weights: Sequence[int], ranks: int, rounds: int) -> list[list[int]]:
@@ -46,24 +46,24 @@ def shard(weights: Sequence[int], ranks: int, rounds: int) -> list[list[int]]:
     No list is empty where there are as many weights as lists, and none is heavier than in `balance`'s guarantee.
     """
     left = sorted(range(len(weights)), key=lambda place: -weights[place])
-    found: list[list[int]] = []
-    while len(found) < (rounds - 1) * ranks:
-        lists = rounds * ranks - len(found)
+    done: list[list[int]] = []
+    while len(done) < (rounds - 1) * ranks:
+        lists = rounds * ranks - len(done)
         longest = weights[left[0]]
         if longest * lists <= sum(weights[place] for place in left):
             break
         shadow, left = _filled(weights, left, ranks, longest, keep=lists - ranks)
-        found += shadow
-    lists = rounds * ranks - len(found)
+        done += shadow
+    lists = rounds * ranks - len(done)
     rest = [weights[place] for place in left]
-    return found + [[left[place] for place in heap] for heap in balance_well(rest, lists)]
+    return done + [[left[place] for place in heap] for heap in balance_well(rest, lists)]
 
 
 def _filled(
     weights: Sequence[int], order: list[int], lists: int, room: int, *, keep: int
 ) -> tuple[list[list[int]], list[int]]:
     """Lists of at most `room` each, the heaviest weights first, and what is left over: at least `keep` places."""
-    found: list[list[int]] = [[place] for place in order[:lists]]
+    filled: list[list[int]] = [[place] for place in order[:lists]]
     rooms = [room - weights[place] for place in order[:lists]]
     left: list[int] = []
     for number, place in enumerate(order[lists:]):
@@ -72,9 +72,9 @@ def _filled(
         if weights[place] > rooms[most] or len(left) + still < keep:
             left.append(place)
         else:
-            found[most].append(place)
+            filled[most].append(place)
             rooms[most] -= weights[place]
-    return found, left
+    return filled, left
 
 
 def balance_well(weights: Sequence[int], heaps: int) -> list[list[int]]:
@@ -82,14 +82,14 @@ def balance_well(weights: Sequence[int], heaps: int) -> list[list[int]]:
     quick = balance(weights, heaps)
     heaviest = _heaviest(weights, quick)
     bound = max(max(weights, default=0), -(-sum(weights) // heaps))
-    if heaviest <= CLOSE * bound or len(weights) * heaps > LARGEST_DIFFERENCING:
+    if heaviest <= CLOSE_ENOUGH * bound or len(weights) * heaps > LARGEST_DIFFERENCING:
         return quick
     slow = _differencing(weights, heaps)
     return slow if all(slow) and _heaviest(weights, slow) < heaviest else quick
 
 
 def _heaviest(weights: Sequence[int], lists: Sequence[Sequence[int]]) -> int:
-    return max((sum(weights[place] for place in some) for some in lists), default=0)
+    return max((sum(weights[place] for place in places) for places in lists), default=0)
 
 
 def _differencing(weights: Sequence[int], heaps: int) -> list[list[int]]:
@@ -105,17 +105,17 @@ def _differencing(weights: Sequence[int], heaps: int) -> list[list[int]]:
     ]
     heapq.heapify(parts)
     while len(parts) > 1:
-        one, other = heapq.heappop(parts)[2], heapq.heappop(parts)[2]
+        first, second = heapq.heappop(parts)[2], heapq.heappop(parts)[2]
         joined = sorted(
-            ((a + b, here + there) for (a, here), (b, there) in zip(one, reversed(other), strict=True)),
-            key=lambda found: -found[0],
+            ((a + b, here + there) for (a, here), (b, there) in zip(first, reversed(second), strict=True)),
+            key=lambda entry: -entry[0],
         )
         heapq.heappush(parts, (joined[-1][0] - joined[0][0], next(count), joined))
     return [places for _, places in parts[0][2]]
 
 
 def shard_padded(lengths: Sequence[int], ranks: int, rounds: int) -> list[list[int]]:
-    """`shard` where a list costs as many times its longest as it has: examples that are padded and not packed.
+    """`shard` for examples that are padded and not packed: a list costs its longest length times its count of lengths.
 
     Neighbours by length share a list. A round's limit is the smallest with which all that is left fits in the lists
     that are left, so that short examples come in larger numbers. Equal numbers are taken where they cost less.
@@ -131,27 +131,27 @@ def shard_padded(lengths: Sequence[int], ranks: int, rounds: int) -> list[list[i
 
 
 def _limited(ordered: Sequence[int], ranks: int, rounds: int) -> list[int]:
-    """How many of the lengths (longest first) each list takes, by the smallest limit for every round."""
-    found: list[int] = []
+    """The count of lengths (longest first) that each list takes, by the smallest limit for every round."""
+    sizes: list[int] = []
     for number in range(rounds):
-        left, lists = ordered[sum(found) :], (rounds - number) * ranks
+        left, lists = ordered[sum(sizes) :], (rounds - number) * ranks
         low, high = left[0], left[0] * -(-len(left) // lists)
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if len(_runs(left, middle)) <= lists else (middle + 1, high)
-        found += _runs(left, high, lists)[:ranks]
-    return found
+        sizes += _runs(left, high, lists)[:ranks]
+    return sizes
 
 
 def _path(ordered: Sequence[int], sizes: Sequence[int], ranks: int) -> int:
-    """Padded tokens on the critical path: over the rounds, of the costliest list."""
+    """Padded tokens on the critical path: every round's costliest list."""
     starts = itertools.accumulate(sizes, initial=0)
     costs = [size * ordered[start] for size, start in zip(sizes, starts, strict=False)]
     return sum(max(costs[start : start + ranks]) for start in range(0, len(costs), ranks))
 
 
 def _runs(ordered: Sequence[int], room: int, at_least: int = 1, most: int | None = None) -> list[int]:
-    """How many of the lengths (longest first) each list takes, padded within `room`; `at_least` lists, none empty."""
+    """The count of lengths (longest first) that each list takes, padded within `room`; `at_least` lists, none empty."""
     sizes: list[int] = []
     start = 0
     while start < len(ordered):
@@ -175,15 +175,17 @@ def shard_sequences(
     left = sorted(range(len(lengths)), key=lambda place: lengths[place])
     sizes = [lengths[place] for place in left]
     total, mean = sum(sizes), _mean(sizes, lists)
-    found: list[list[list[int]]] = []
+    batches: list[list[list[int]]] = []
     for after in range(lists - 1, -1, -1):
         longest = sizes[-1]
         # More than on average where a list before this one had no room for as much.
         share = min(room, max(longest, math.ceil(slack * max(mean, total / (after + 1)))))
+        # The longest length may need a wider sequence than an equal division gives. Then fewer sequences have room in
+        # the share, and under the mask's limit, and those get what the others would have had.
         width = max(longest, share // count)
         several = max(1, min(count, share // width, square // (width * width)))
         width = max(longest, min(share // several, math.isqrt(square // several)))
-        found.append([])
+        batches.append([])
         for _ in range(several):
             sequence, rest = [], width
             while len(left) > after and (number := bisect_right(sizes, rest) - 1) >= 0:
@@ -191,12 +193,12 @@ def shard_sequences(
                 total -= sizes.pop(number)
                 sequence.append(left.pop(number))
             if sequence:
-                found[-1].append(sequence)
-    return None if left else found
+                batches[-1].append(sequence)
+    return None if left else batches
 
 
 def _mean(ascending: Sequence[int], lists: int) -> float:
-    """What each list has, but for those that a single length fills."""
+    """The mean of the lists, without those that a single length fills."""
     total, number = sum(ascending), len(ascending) - 1
     while lists > 1 and ascending[number] * lists > total:
         total, lists, number = total - ascending[number], lists - 1, number - 1

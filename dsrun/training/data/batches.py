@@ -1,4 +1,4 @@
-"""The tokenised examples, and which rank trains on which of them at which step.
+"""The tokenised examples, and which rank trains on which of them in which step.
 
 The order is a pure function of (examples, seed, step): no state has to be saved, and a resumed run goes on with exactly
 the examples that an undisturbed one would have seen.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dsrun.training.data.balance import shard_padded
-from dsrun.training.data.packing import Packing, borders
+from dsrun.training.data.packing import Batches, Packing, borders
 
 IGNORED = -100
 """The label of a token that is not trained on (torch.nn.functional.cross_entropy's ignore_index)."""
@@ -46,16 +46,16 @@ class Examples:
         return len(self._places)
 
     @property
-    def asked(self) -> list[int]:
-        """Those that have a question, which can be asked: windows of plain text have none."""
-        there = self._table.column("prompt").is_valid().to_pylist()
-        return [example for example, place in enumerate(self._places) if there[place]]
+    def with_question(self) -> list[int]:
+        """The numbers of the examples that have a question: windows of plain text have none."""
+        has_question = self._table.column("prompt").is_valid().to_pylist()
+        return [example for example, place in enumerate(self._places) if has_question[place]]
 
     @property
     def answers(self) -> list[str]:
-        """The last answer of each of those, in their order."""
+        """The last answer of each example with a question, in their order."""
         column = self._table.column("response").to_pylist()
-        return [column[int(self._places[example])] for example in self.asked]
+        return [column[int(self._places[example])] for example in self.with_question]
 
     @property
     def lengths(self) -> Any:
@@ -79,7 +79,7 @@ class Examples:
         return self._ids[self._offsets[place] : self._offsets[place + 1]]
 
     def labels(self, example: int) -> Any:
-        """Of each token of an example itself, or IGNORED where it is not trained on: a numpy array."""
+        """The label of each token of an example: its id, or IGNORED where it is not trained on. A numpy array."""
         import numpy as np
 
         ids = self.ids(example)
@@ -97,8 +97,8 @@ class Examples:
 
     def prompt_ids(self, example: int) -> list[int]:
         """Token ids of an example up to its last response."""
-        found: list[int] = self.ids(example)[: int(self.prompt_tokens[example])].tolist()
-        return found
+        ids: list[int] = self.ids(example)[: int(self.prompt_tokens[example])].tolist()
+        return ids
 
     def text(self, example: int, column: str) -> str:
         """The text of "prompt" or "response": the last question and its answer."""
@@ -108,19 +108,21 @@ class Examples:
         return _numbers(self._table.column(name).chunk(0))
 
     def _count_targets(self) -> Any:
-        """Tokens that are trained on, of each example that is stored."""
+        """Tokens that are trained on, of each stored example."""
         import numpy as np
 
-        found = np.diff(self._offsets) - self._column("prompt_tokens")
+        counts = np.diff(self._offsets) - self._column("prompt_tokens")
         if self._spans is not None:
+            # An example without spans has one, from its prompt's end to its own. For the others the lengths of all
+            # spans are summed once, and an example's are a difference of two sums: no loop over millions of examples.
             first, last = self._spans.offsets[:-1], self._spans.offsets[1:]
             summed = np.concatenate([[0], np.cumsum(np.diff(self._spans.values.reshape(-1, 2)))])
-            found = np.where(last > first, summed[last // 2] - summed[first // 2], found)
-        return found
+            counts = np.where(last > first, summed[last // 2] - summed[first // 2], counts)
+        return counts
 
 
 def _numbers(array: Any) -> Any:
-    """Arrow's numbers as numpy's, nothing copied. Its own to_numpy imports pandas: time in every rank."""
+    """Arrow's numbers as numpy's, without a copy. Arrow's own to_numpy imports pandas: time in every rank."""
     import numpy as np
 
     return np.from_dlpack(array)
@@ -135,14 +137,15 @@ class _Spans:
         self.values, self.offsets = _numbers(lists.values), _numbers(lists.offsets)
 
     def of(self, place: int) -> list[int]:
-        found: list[int] = self.values[self.offsets[place] : self.offsets[place + 1]].tolist()
-        return found
+        """The begins and ends of an example's spans, one after the other."""
+        flat: list[int] = self.values[self.offsets[place] : self.offsets[place + 1]].tolist()
+        return flat
 
 
 def _times(table: Any) -> Any:
-    """How often each stored example is an example: by its file's weight, which the schema's metadata hold.
+    """How often each stored example counts as one: by its file's weight, which the schema's metadata hold.
 
-    Of a weight that is no whole number the fraction is taken of the file, evenly from its beginning to its end.
+    A weight with a fraction takes that share of the file once more, evenly from its beginning to its end.
     """
     import json
 
@@ -165,11 +168,11 @@ class StepPlan:
     """One optimizer step of one data-parallel rank."""
 
     micro_batches: list[list[list[int]]]
-    """Per micro-step its sequences, and per sequence its examples' numbers."""
+    """The sequences of each micro-step, each with its examples' numbers."""
     target_tokens: int
-    """Over all ranks and micro-steps: what the step's loss is averaged over."""
+    """Targets over all ranks and micro-steps: the step's loss is their mean."""
     tokens: int
-    """The same for all tokens that are not padding."""
+    """Tokens over all ranks and micro-steps, without padding."""
     filler: int = 0
     """The example that stands in a micro batch without any; its labels are ignored."""
 
@@ -212,27 +215,21 @@ class BatchPlan:
         return max(1, math.ceil(examples / self.step_examples))
 
     def examples_until(self, step: int) -> int:
-        """How many examples the steps before this one take."""
+        """The count of examples that the steps before this one take."""
         return step * self.step_examples
 
     def step(self, step: int, index: int) -> StepPlan:
-        """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
+        """The micro batches of data-parallel rank `index` in optimizer step `step` (from 0)."""
         first = step * self.step_examples
-        chosen = [self._example_at(place) for place in range(first, first + self.step_examples)]
+        chosen = stream(self.examples, self.seed, first, first + self.step_examples)
+        batches = self._dealt(chosen)[index :: self.dp_size]
         return StepPlan(
-            self._micro_batches(chosen, index),
+            [[[chosen[place] for place in sequence] for sequence in batch] for batch in batches],
             target_tokens=sum(map(self.examples.target_tokens, chosen)),
             tokens=sum(map(self.examples.length, chosen)),
         )
 
-    def _micro_batches(self, chosen: list[int], index: int) -> list[list[list[int]]]:
-        """A rank's micro batches of a step's examples, each in its sequences."""
-        return [
-            [[chosen[place] for place in sequence] for sequence in batch]
-            for batch in self._dealt(chosen)[index :: self.dp_size]
-        ]
-
-    def _dealt(self, chosen: list[int]) -> list[list[list[int]]]:
+    def _dealt(self, chosen: list[int]) -> Batches:
         """All ranks' micro batches of the first micro-step, then of the second, ..., of places in `chosen`."""
         if self.in_order:
             places = range(len(chosen))
@@ -242,17 +239,18 @@ class BatchPlan:
             ]
         lengths = [self.examples.length(example) for example in chosen]
         if self.packing is None:
-            return [
-                [[place] for place in some] for some in shard_padded(lengths, self.dp_size, self.grad_accum)
-            ]
+            batches = shard_padded(lengths, self.dp_size, self.grad_accum)
+            return [[[place] for place in places] for places in batches]
         targets = [self.examples.target_tokens(example) for example in chosen]
         return self.packing.deal(
             lengths, targets, ranks=self.dp_size, rounds=self.grad_accum, room=self.micro_batch * max(lengths)
         )
 
-    def _example_at(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.examples))
-        return epoch_order(len(self.examples), self.seed, epoch)[offset]
+
+def stream(examples: Examples, seed: int, first: int, end: int) -> list[int]:
+    """The examples' numbers at places first to end - 1 of the stream, in which epoch follows epoch."""
+    places = (divmod(place, len(examples)) for place in range(first, end))
+    return [epoch_order(len(examples), seed, epoch)[offset] for epoch, offset in places]
 
 
 @functools.lru_cache(maxsize=2)
@@ -264,12 +262,12 @@ def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
 
 
 def shares(examples: Sequence[int], ranks: int, batch: int) -> list[list[list[int]]]:
-    """Shard evaluation examples in batches of `batch`: per rank its batches, as `in_turn` has them."""
+    """The batches of each rank, of `batch` evaluation examples each, as `in_turn` shares them out."""
     return in_turn([list(examples[start : start + batch]) for start in range(0, len(examples), batch)], ranks)
 
 
 def in_turn(batches: Sequence[list[int]], ranks: int) -> list[list[list[int]]]:
-    """Per rank its batches; every rank gets equally many, some of them may be empty.
+    """The batches of each rank. Every rank gets equally many, some of which may be empty.
 
     ZeRO-3 gathers weights collectively, so that a rank with nothing left must still take part.
     """
@@ -279,7 +277,7 @@ def in_turn(batches: Sequence[list[int]], ranks: int) -> list[list[list[int]]]:
 
 
 def filled(examples: Examples, chosen: Sequence[int], room: int) -> list[list[int]]:
-    """Examples in batches: as many, in the order given, as padded to the longest of them fit in `room` tokens."""
+    """Examples in batches, in their order: each as many as fit in `room` tokens, padded to the longest of them."""
     batches: list[list[int]] = []
     longest = 0
     for example in chosen:
@@ -315,9 +313,8 @@ def packed_batch(
     batch: dict[str, Any] = _batch(examples, sequences, pad_id)
     if packing.selects:
         batch |= _selected(_following(batch["labels"]))
-    if (
-        packing.varlen
-    ):  # of one example, too: the kernel would look for borders, and wait for the GPU in every layer
+    if packing.varlen:
+        # For one example, too: the kernel would look for borders, and wait for the GPU in every layer.
         return batch | borders([examples.length(example) for example in sequences[0]], "cpu", unmasked=True)
     if all(len(sequence) == 1 for sequence in sequences):
         return batch
@@ -337,11 +334,11 @@ def sequence_share(
 ) -> dict[str, Any]:
     """A rank's tokens of one packed sequence, which `ranks` neighbours share: the `index`-th of equal runs of it.
 
-    As of `packed_batch`, but:
+    The keys are those of `packed_batch`, but:
 
     - The whole sequence is padded to a multiple of `ranks`, by an example of its own.
-    - labels and shift_labels are the same: what follows each token was found before the sequence was cut.
-    - The borders of examples are the whole sequence's: attention sees all of it.
+    - labels and shift_labels are the same, each token's following one: after the cut the last token's is on another
+    rank. - The borders of examples are the whole sequence's: attention sees all of it.
     """
     lengths = [examples.length(example) for example in chosen]
     padding = -sum(lengths) % ranks
@@ -353,18 +350,18 @@ def sequence_share(
         "labels": fill(_following(batch["labels"]), (0, padding), value=IGNORED),
         "position_ids": whole["position_ids"],
     }
-    own = {name: found.chunk(ranks, dim=1)[index].contiguous() for name, found in tokens.items()}
-    own["shift_labels"] = own["labels"]
-    return {**whole, **own, **(_selected(own["labels"]) if selects else {})}
+    share = {name: whole_row.chunk(ranks, dim=1)[index].contiguous() for name, whole_row in tokens.items()}
+    share["shift_labels"] = share["labels"]
+    return {**whole, **share, **(_selected(share["labels"]) if selects else {})}
 
 
 def _following(labels: torch.Tensor) -> torch.Tensor:
-    """What is to be predicted at each place: the next token's label."""
+    """The target at each place: the next token's label."""
     return torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 
 def _selected(following: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The places before a target of any sequence, and their targets; nothing where there is none."""
+    """The places before a target of any sequence, and their targets; an empty dict where there is none."""
     wanted = (following != IGNORED).any(dim=0).nonzero().flatten()
     if not len(wanted):
         return {}
@@ -390,7 +387,8 @@ def _batch(examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int) 
 
 
 def real_tokens(examples: Examples, sequences: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-    """Which tokens of sequences that are padded on the right to `width` are no padding (bool, [sequences, width])."""
+    """A mask of the tokens that are no padding, of sequences padded on the right to `width` (bool, [sequences,
+    width])."""
     lengths = torch.tensor([sum(map(examples.length, sequence)) for sequence in sequences])
     return torch.arange(width) < lengths[:, None]
 
@@ -407,8 +405,8 @@ def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any
 
 
 def on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch with its tensors on a device. What is pinned is copied while the caller goes on."""
+    """A batch with its tensors on a device. Pinned ones are copied while the caller goes on."""
     return {
-        name: found.to(device, non_blocking=True) if torch.is_tensor(found) else found
-        for name, found in batch.items()
+        name: value.to(device, non_blocking=True) if torch.is_tensor(value) else value
+        for name, value in batch.items()
     }

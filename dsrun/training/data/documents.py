@@ -1,9 +1,9 @@
 """Plain text as token ids: documents in windows, so that every token is trained on and none is cut off.
 
-A document is what the tokenizer puts before a text, its tokens, and an end-of-text token. What is longer than a window
-goes on in the next one, which begins with the last token of the one before: that one is no target there, and the next
-can be told from it. So each token of a document is a target exactly once, but for what the tokenizer put before it (or
-the first token, where it puts nothing). Windows are examples like all others: packed, and kept apart.
+A document is the marks that the tokenizer puts before a text, its tokens, and an end-of-text token. A longer one goes
+on in the next window, which begins with the last token of the one before: that token is no target there, but the next
+one follows from it. So each token of a document is a target exactly once, but for the marks before it (or the first
+token, where there are none). Windows are examples like all others: packed, and kept apart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def encode_documents(
 
 
 def _start_ids(encoder: PromptEncoder) -> list[int]:
-    """What the tokenizer puts before a text: a begin mark, ChatGLM's [gMASK] sop, or nothing."""
+    """The marks that the tokenizer puts before a text: a begin mark, ChatGLM's [gMASK] sop, or none."""
     tokenizer = encoder.tokenizer
     marks = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return list(itertools.takewhile(marks.__contains__, tokenizer("a")["input_ids"]))
@@ -45,10 +45,10 @@ def _start_ids(encoder: PromptEncoder) -> list[int]:
 
 def _windows(start: Sequence[int], text: Sequence[int], end: Sequence[int], length: int) -> list[Encoded]:
     ids = [*start, *text, *end]
-    found = []
+    windows = []
     for first in range(0, len(ids) - 1, length - 1):
         window = ids[first : first + length]
         before = 1 if first else max(1, len(start))
         if before < len(window):
-            found.append(Encoded(window, ((before, len(window)),), before, None, None))
-    return found
+            windows.append(Encoded(window, ((before, len(window)),), before, None, None))
+    return windows

@@ -1,8 +1,8 @@
-"""Prompt formats, each described once; the ids that are trained on and the chat template both come from it.
+"""Prompt formats, each described once: the ids to train on and the chat template both come from the description.
 
 A format's parts are segments. A segment is a text, or a `Special`: one token looked up by name. Every text is encoded
-by itself, which with SentencePiece models gives each a "▁" of its own. A chat template is encoded whole, where only
-the beginning and what follows a special token get one: there the template writes the others itself, as a space.
+by itself, which with SentencePiece models gives each a "▁" of its own. A chat template's text is encoded whole: there
+only the beginning and what follows a special token get a "▁", so the template writes the others itself, as a space.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Special(NamedTuple):
-    """A special token, by the names it has in different checkpoints; the first that the vocabulary holds counts."""
+    """A special token, by its names in different checkpoints: the first one in the vocabulary counts."""
 
     names: tuple[str, ...]
 
@@ -29,15 +29,15 @@ class Question(NamedTuple):
 
     text: str
     number: int = 0
-    """Of its turn, from 0."""
+    """The number of its turn, from 0."""
     system: str = ""
-    """Of the conversation, with its first question only."""
+    """The conversation's system text, with its first question only."""
     extra: str = ""
-    """What the question is about; a format that has no place for it puts it on the next line."""
+    """A text that the question is about; a format without a place for it puts it on the next line."""
 
     @property
     def whole(self) -> str:
-        """The text and what it is about."""
+        """The question's text with `extra`."""
         return f"{self.text}\n{self.extra}" if self.extra else self.text
 
     def cut(self, characters: int) -> Question:
@@ -49,20 +49,20 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a conversation is written. In its texts, names in braces stand for what differs."""
+    """The way to write a conversation. In its texts, names in braces stand for what differs."""
 
     question: tuple[Segment, ...]
     """A user's turn: {question}, {round} (its number from 1), and {before}, see system and between."""
     start: tuple[Segment, ...] = ()
-    """In front of everything."""
+    """Segments in front of everything."""
     system: str | tuple[Segment, ...] = ()
     """The system text ({text}): a text is the first question's {before}, segments stand in front of that question."""
     between: str = ""
     """The {before} of later questions."""
     extra: str = "\n{extra}"
-    """Added to the question where there is something that it is about."""
+    """The text that adds a question's `extra` to it."""
     ask: tuple[Segment, ...] = ()
-    """Behind the question: what asks for the answer."""
+    """Segments behind the question, which ask for the answer."""
     answer: tuple[Segment, ...] = ("{answer}",)
     end: Special | None = None
     """The token that ends an answer; None: the tokenizer's end-of-text token."""
@@ -84,22 +84,17 @@ class PromptFormat:
             before = self.system.format(text=question.system)
         start = () if question.number else self.start
         parts = (*start, *apart, *self.question, *self.ask)
-        return _filled(
-            parts,
-            text=question.system,
-            question=question.text + extra,
-            round=question.number + 1,
-            before=before,
-        )
+        text, number = question.text + extra, question.number + 1
+        return _filled(parts, text=question.system, question=text, round=number, before=before)
 
     def response(self, answer: str) -> list[Segment]:
         """An answer without its end mark."""
         return _filled(self.answer, answer=answer)
 
     def chat_template(self, gap: str = "") -> str:
-        """The same in Jinja, for `apply_chat_template`, pipelines, and an exported tokenizer without one of its own.
+        """The format in Jinja, for `apply_chat_template`, pipelines, and an exported tokenizer without a template.
 
-        gap: what a text that follows another one begins with, " " for tokenizers that put a "▁" in front of each.
+        gap: the beginning of a text that follows another one, " " for tokenizers that put a "▁" in front of each.
         """
         before = json.dumps(self.between, ensure_ascii=False)
         system = ""
@@ -134,14 +129,14 @@ def _filled(segments: tuple[Segment, ...], **values: str | int) -> list[Segment]
 
 def _jinja(segments: tuple[Segment, ...], gap: str, *, follows: bool = False, **values: str) -> str:
     """Segments in Jinja. follows: whether a text stands before them; values: expressions for the names in braces."""
-    found = ""
+    template = ""
     for segment in segments:
         if isinstance(segment, str):
-            found += f"{{{{ {_expression((gap if follows else '') + segment, **values)} }}}}"
+            template += f"{{{{ {_expression((gap if follows else '') + segment, **values)} }}}}"
         else:
-            found += "{{ bos_token if bos_token else '' }}" if segment is BOS else segment.names[-1]
+            template += "{{ bos_token if bos_token else '' }}" if segment is BOS else segment.names[-1]
         follows = isinstance(segment, str)
-    return found
+    return template
 
 
 def _expression(text: str, /, **values: str) -> str:
@@ -195,4 +190,4 @@ FORMATS = {
         extra="\n\n### Input:\n{extra}",
     ),
 }
-"""A prompt format by its name in model files. Another one is another entry; the tests take it from here."""
+"""Name in model files -> the prompt format. A new format is a new entry, which the tests take from here."""

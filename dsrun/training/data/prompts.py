@@ -31,11 +31,11 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     spans: tuple[tuple[int, int], ...]
-    """Where each part that is trained on begins and ends (in tokens)."""
+    """Begin and end of each part that is trained on, in tokens."""
     prompt_tokens: int
-    """Those before the last answer."""
+    """Tokens before the last answer."""
     question: str | None
-    """The last one's text; None in plain text, which has neither."""
+    """The last question's text; None in plain text, which has no answer either."""
     answer: str | None
     shortened: bool = False
     """The question's text lost its end."""
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     dropped: int = 0
     """Turns at the beginning that were left out to fit."""
     notes: tuple[str, ...] = ()
-    """What else is counted of its answers, by the names in dsrun.training.data.template_encoder.NOTES."""
+    """Names in dsrun.training.data.template_encoder.NOTES, one for each time that it is to be counted."""
 
 
 class Exchange(NamedTuple):
@@ -52,7 +52,7 @@ class Exchange(NamedTuple):
 
     prompt: list[int]
     answer: list[int]
-    """With its end mark."""
+    """The answer with its end mark."""
     ends: int
     """Tokens of that mark."""
     notes: tuple[str, ...] = ()
@@ -60,12 +60,12 @@ class Exchange(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """In tokens; a conversation of several turns has both together."""
+    """Limits in tokens; a conversation of several turns has both together."""
 
     source: int
-    """Of a question in its frame."""
+    """Tokens of a question in its frame."""
     target: int
-    """Of an answer with its end mark."""
+    """Tokens of an answer with its end mark."""
 
     @property
     def both(self) -> int:
@@ -74,10 +74,10 @@ class Limits(NamedTuple):
 
 
 class PromptEncoder:
-    """Turns conversations into ids with one tokenizer and one of FORMATS.
+    """Encodes conversations with one tokenizer in one of FORMATS.
 
-    Raises DsrunError for an unknown name or a special token that the vocabulary lacks. `encoder_for` makes the one that
-    belongs to any name.
+    Raises DsrunError for an unknown name or a special token that the vocabulary lacks. `encoder_for` makes the encoder
+    of any name.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
@@ -127,12 +127,12 @@ class PromptEncoder:
             new, add_special_tokens=False, split_special_tokens=split_special, verbose=False,
             return_attention_mask=False, return_token_type_ids=False,
         )  # fmt: skip
-        found = dict(zip(new, encoded["input_ids"], strict=True))
-        return [list(found[text] if text in found else self._known[text, split_special]) for text in texts]
+        fresh = dict(zip(new, encoded["input_ids"], strict=True))
+        return [list(fresh[text] if text in fresh else self._known[text, split_special]) for text in texts]
 
     @contextmanager
     def _knowing(self, texts: Iterable[tuple[str, bool]]) -> Iterator[None]:
-        """Encode texts all at once, which takes a fraction of one by one, and know them for a while."""
+        """Encode texts all at once, which takes a fraction of the time, and remember them for a while."""
         try:
             for split_special, chosen in itertools.groupby(
                 sorted(set(texts), key=operator.itemgetter(1)), operator.itemgetter(1)
@@ -170,7 +170,7 @@ class PromptEncoder:
         return self.encode_questions([_question(conversation, 0)])[0]
 
     def _exchanges(self, conversations: Sequence[Conversation]) -> list[Exchange | BadRowError]:
-        """Conversations of one turn, or why they can't be written."""
+        """The exchange of each conversation of one turn, or the reason why it has none."""
         prompts = self.encode_questions([_question(conversation, 0) for conversation in conversations])
         answers = self.encode_segments([self.format.response(each.turns[0].answer) for each in conversations])
         return [
@@ -210,6 +210,8 @@ class PromptEncoder:
                 f"the prompt format {self.name} alone takes more than {limit} tokens",
                 hint="Raise --max-source-length.",
             )
+        # A guess by the share of tokens that may stay, since an encoding is dear. It is raised until it no longer fits;
+        # then the place between the last that fits and the first that doesn't is halved.
         whole = len(question.text) + len(question.extra)
         low, high = 0, max(1, whole * limit // length)
         while high < whole and len(encoded(high)) <= limit:
@@ -227,44 +229,45 @@ class PromptEncoder:
     def encode_conversations(
         self, conversations: Sequence[Conversation], limits: Limits, *, train_on_prompt: bool = False
     ) -> list[list[Encoded] | BadRowError]:
-        """The sequences of each conversation, or why there is none.
+        """The sequences of each conversation, or the reason why there is none.
 
-        - One turn: the question is cut to limits.source tokens and the answer to limits.target, then without
-          its end mark. What a question loses
-          is the end of the user's text, never the frame: the mark that tells the model to answer stays.
-        - Several turns: the oldest are left out until the rest has no more than both limits together; what is one turn
-          then is cut as one.
-        - A conversation is one sequence in which every answer is trained on. Where the format puts earlier answers into
-          the next question's text, or a chat template writes them in another way once the conversation goes on, each
-          answer gets its own sequence.
+        - One turn: the question is cut to limits.source tokens, the answer to limits.target. A question loses the end
+        of the user's text, never its frame: the mark that tells the model to answer stays. A cut answer has no end
+        mark. - Several turns: the oldest are left out until the rest has no more than both limits together. A rest of
+        one turn is cut as such. - A conversation is one sequence in which every answer is trained on. Each answer gets
+        its own sequence where the format puts earlier answers into the next question's text, or where a chat template
+        writes them in another way once the conversation goes on.
         """
-        found: list[list[Encoded] | BadRowError] = [[] for _ in conversations]
+        rows: list[list[Encoded] | BadRowError] = [[] for _ in conversations]
         parts = [
             (place, part)
-            for place, one in enumerate(conversations)
-            for part in (one.each_answer() if self.format.inside else [one.upto_trained])
+            for place, whole in enumerate(conversations)
+            for part in (whole.each_answer() if self.format.inside else [whole.upto_trained])
         ]
         single = [(place, part) for place, part in parts if len(part.turns) == 1]
         several = [(place, part) for place, part in parts if len(part.turns) > 1]
         for group, encode in ((single, self._encode_single), (several, self._encode_several)):
             encoded = encode([part for _, part in group], limits)
             for (place, _), sequences in zip(group, encoded, strict=True):
-                before = found[place]
+                before = rows[place]
                 if isinstance(sequences, BadRowError):
-                    found[place] = sequences
+                    rows[place] = sequences
                 elif isinstance(before, list):
                     before += sequences
-        if train_on_prompt:
-            found = [
-                row if isinstance(row, BadRowError) else [_whole(sequence) for sequence in row]
-                for row in found
-            ]
-        return found
+        if not train_on_prompt:
+            return rows
+        # A sequence's first token follows from nothing: it is never trained on.
+        return [
+            row
+            if isinstance(row, BadRowError)
+            else [sequence._replace(spans=((1, len(sequence.ids)),)) for sequence in row]
+            for row in rows
+        ]
 
     def _encode_single(
         self, conversations: Sequence[Conversation], limits: Limits
     ) -> list[list[Encoded] | BadRowError]:
-        """Conversations of one turn."""
+        """The sequence of each conversation of one turn."""
         rows: list[list[Encoded] | BadRowError] = []
         for conversation, exchange in zip(conversations, self._exchanges(conversations), strict=True):
             try:
@@ -283,7 +286,7 @@ class PromptEncoder:
         shortened = len(prompt) > limits.source
         if shortened:
             prompt = self._fit(conversation, len(prompt), limits.source)
-        # A response that is cut is not over, and what is trained on must not say so.
+        # A cut answer is not over: trained with its end mark, the model would learn to stop in the middle.
         cut = len(answer) > limits.target
         if cut:
             answer = answer[: len(answer) - exchange.ends][: limits.target]
@@ -296,19 +299,19 @@ class PromptEncoder:
     def _encode_several(
         self, conversations: Sequence[Conversation], limits: Limits
     ) -> list[list[Encoded] | BadRowError]:
-        """Conversations of more than one turn."""
+        """The sequences of each conversation of more than one turn."""
         with self._knowing(self._texts(conversations)):
             return [self._encode_one(each, limits) for each in conversations]
 
     def _texts(self, conversations: Sequence[Conversation]) -> Iterator[tuple[str, bool]]:
-        """What `_join` encodes of these, each with whether special tokens in it are text."""
+        """The texts that `_join` encodes, each with whether special tokens in it are text."""
         for conversation in conversations:
             questions, answers = self._parts(conversation)
             segments = itertools.chain(*questions, *answers)
             yield from ((segment, True) for segment in segments if isinstance(segment, str))
 
     def _parts(self, conversation: Conversation) -> tuple[list[list[Segment]], list[list[Segment]]]:
-        """Each question's segments, and each answer's; one of both where the last question holds all before it."""
+        """The segments of each question and each answer; of one pair where the last question holds all before it."""
         turns = conversation.turns
         questions = [self.format.segments(_question(conversation, number)) for number in range(len(turns))]
         answers = [self.format.response(turn.answer) for turn in turns]
@@ -318,7 +321,7 @@ class PromptEncoder:
         return questions, answers
 
     def _encode_one(self, conversation: Conversation, limits: Limits) -> list[Encoded] | BadRowError:
-        """The sequences of a conversation of more than one turn, or why there is none."""
+        """The sequences of a conversation of more than one turn, or the reason why there is none."""
         try:
             joined = self._join(conversation)
             parts = [conversation] if len(joined) == 1 else conversation.each_answer()
@@ -339,11 +342,13 @@ class PromptEncoder:
         return sequences
 
     def _without_oldest(self, conversation: Conversation, limits: Limits) -> list[Encoded]:
-        """A conversation from the first turn on from which it fits. Raises BadRowError."""
+        """A conversation without its oldest turns: from the first turn on from which it fits. Raises BadRowError."""
         last = len(conversation.turns) - 1
-        # What a tool gave back is no beginning: it belongs to the turn before.
+        # A tool's result is no beginning: it belongs to the turn before.
         places = [place for place in range(1, last + 1) if not conversation.turns[place].results]
         inner = [place for place in places if place < last]
+        # The later the beginning, the shorter the rest: the first place that has room is found by bisection. The last
+        # turn alone is another matter, for it can be cut.
         first = bisect_left(inner, 1, key=lambda place: self._has_room(conversation, place, limits))
         if first == len(inner):
             if last not in places:
@@ -357,7 +362,7 @@ class PromptEncoder:
         return [sequence._replace(dropped=dropped) for sequence in self._join(rest)]
 
     def _has_room(self, conversation: Conversation, first: int, limits: Limits) -> int:
-        """Whether the conversation fits from this turn on."""
+        """1 where the conversation fits from this turn on, else 0: a key to bisect by."""
         rest = self._join(conversation._replace(turns=conversation.turns[first:]))
         return int(all(len(sequence.ids) <= limits.both for sequence in rest))
 
@@ -399,14 +404,14 @@ def last_texts(conversation: Conversation) -> tuple[str, str]:
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """Texts that follow one another as one."""
-    found: list[Segment] = []
+    """The segments, with texts that follow one another made one."""
+    merged: list[Segment] = []
     for segment in segments:
-        if found and isinstance(segment, str) and isinstance(found[-1], str):
-            found[-1] += segment
+        if merged and isinstance(segment, str) and isinstance(merged[-1], str):
+            merged[-1] += segment
         else:
-            found.append(segment)
-    return found
+            merged.append(segment)
+    return merged
 
 
 def encoder_for(
@@ -415,8 +420,8 @@ def encoder_for(
     """The encoder of a prompt format.
 
     name: a key of FORMATS, "chat-template" (the tokenizer's own) or "auto" (its own if it has one, else "plain").
-    thinking and arguments are the template's: as TemplateEncoder has them. Raises DsrunError as the encoders do, and
-    for either of the two with a format that has no use for them.
+    thinking, arguments: those of TemplateEncoder. Raises DsrunError as the encoders do, and for either of the two with
+    a format that has no use for them.
     """
     from dsrun.training.data.template_encoder import TemplateEncoder
 
@@ -426,8 +431,3 @@ def encoder_for(
     if thinking != AUTO or arguments:
         raise not_a_template(name, arguments or {})
     return PromptEncoder(tokenizer, name)
-
-
-def _whole(sequence: Encoded) -> Encoded:
-    """All of it trained on. A sequence's first token has nothing that it could be told from."""
-    return sequence._replace(spans=((1, len(sequence.ids)),))

@@ -1,12 +1,12 @@
 """ChatGLM2's own fine-tuning recipe (THUDM/ChatGLM2-6B, ptuning/main.py without --pre_seq_len), number for number.
 
-What differs from dsrun's own way:
+Differences from dsrun's own way:
 
 - a prompt is cut at its end, frame and all;
 - every example is padded to the same length;
 - each micro batch's loss is the mean over its own tokens, and the step's is the mean of those.
 
-The order of the examples is dsrun's: that of the Trainer's sampler is not repeated.
+The order of the examples is dsrun's, not that of the Trainer's sampler.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FORMAT = "chatglm2"
 
 
 def rounds(query: str, history: Sequence[tuple[str, str]] = ()) -> str:
-    """A question after earlier ones and their answers, as ChatGLM2 is asked."""
-    asked = [*history, (query, "")]
+    """A question after earlier ones and their answers, in ChatGLM2's words."""
+    exchanges = [*history, (query, "")]
     return "\n\n".join(
         f"[Round {number}]\n\n问：{question}\n\n答：{answer}"
-        for number, (question, answer) in enumerate(asked, start=1)
+        for number, (question, answer) in enumerate(exchanges, start=1)
     )
 
 
 class ReferenceEncoder:
     """Encodes conversations as the recipe does, in place of the PromptEncoder that it is made from.
 
-    Every answer is a sequence with all turns before it. What is cut off a long prompt is its end: it loses the mark
-    that asks for the answer, here as there. Formats other than ChatGLM2's keep their frame; the rest is the same.
+    Every answer is a sequence with all turns before it. A long prompt loses its end, and with it the mark that asks for
+    the answer, as in the recipe. Formats other than ChatGLM2's keep their frame; the rest is the same.
     """
 
     def __init__(self, encoder: PromptEncoder) -> None:
@@ -49,7 +49,7 @@ class ReferenceEncoder:
     def encode_conversations(
         self, conversations: Sequence[Conversation], limits: Limits, *, train_on_prompt: bool
     ) -> list[list[Encoded] | BadRowError]:
-        """As PromptEncoder's. Raises DsrunError where prompts are to be trained on, too."""
+        """See PromptEncoder. Raises DsrunError where prompts are to be trained on, too."""
         if train_on_prompt:
             raise DsrunError(
                 "trains on responses only", where="--official", hint="Leave --train-on-prompt out."
@@ -57,7 +57,7 @@ class ReferenceEncoder:
         return [self._encode(conversation, limits) for conversation in conversations]
 
     def _encode(self, conversation: Conversation, limits: Limits) -> list[Encoded] | BadRowError:
-        found = []
+        sequences = []
         for part in conversation.each_answer():
             *history, (question, answer) = [
                 (Question(turn.question, extra=turn.extra).whole, turn.answer) for turn in part.turns
@@ -74,8 +74,8 @@ class ReferenceEncoder:
             ids = [*prompt, *response[: limits.target], self.tokenizer.eos_token_id]
             spans = ((max(1, len(prompt)), len(ids)),)
             shortened, cut = len(whole) > limits.source, len(response) > limits.target
-            found.append(Encoded(ids, spans, len(prompt), question, answer, shortened, cut))
-        return found
+            sequences.append(Encoded(ids, spans, len(prompt), question, answer, shortened, cut))
+        return sequences
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         options = {"add_special_tokens": special, "split_special_tokens": True, "verbose": False}
@@ -92,8 +92,8 @@ def reference_batch(
 ) -> dict[str, torch.Tensor]:
     """input_ids and labels (int64, [examples, row_length]), padded on the right.
 
-    Where an answer holds the padding's token it is not trained on, as there (ignore_pad_token_for_loss); but for an
-    end mark that is the padding, too, as it never is in ChatGLM2.
+    As in the recipe, a padding token inside an answer is not trained on (ignore_pad_token_for_loss). An end mark that
+    is the padding token, too, is: in ChatGLM2 it never is one.
     """
     pad_id = tokenizer.pad_token_id
     input_ids = torch.full((len(chosen), row_length(data)), pad_id, dtype=torch.long)

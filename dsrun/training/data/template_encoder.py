@@ -1,8 +1,8 @@
 """Conversations as the tokenizer's own chat template writes them.
 
 Each answer is rendered twice: the prompt, as a server sends it, and the answered conversation. The prompt's tokens are
-never trained on; what the template puts behind them is, up to and with the mark that ends the answer. So a line break,
-an empty thought or a trimmed text comes out as it will at the server, whatever the family.
+never trained on. All that the template puts behind them is, up to and with the mark that ends the answer. So a line
+break, an empty thought or a trimmed text comes out as it will at the server, whatever the family.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from dsrun.training.data.prompts import Encoded, Exchange, PromptEncoder, last_t
 PROBE = "dsrun-places-a-text-here"
 LEFT_OUT, RESTORED, APART = "thoughts_left_out", "thoughts_restored", "borders_apart"
 NOTES = (WITH_THOUGHTS, WITHOUT_THOUGHTS, LEFT_OUT, RESTORED, APART)
-"""What is counted of answers, by its key in the report: with and without thoughts, where the template knows thoughts;
-those that lost theirs to --thinking off; those whose thoughts the template drops or the prompt begins, so that they
-are written as the prompt asks; those whose first token would be joined with the prompt's last one in a whole text."""
+"""Keys of the report that count answers: with and without thoughts, where the template knows thoughts; those that lost
+theirs to --thinking off; those whose thoughts the template drops or the prompt begins, so that they are written as the
+prompt asks; those whose first token would be joined with the prompt's last one in a whole text."""
 STAND_IN = "\ue0f0{}\ue0f1"
-"""In the place of the text of a special token in the data, while the template works with it: no special token has such
+"""Stands for the text of a special token in the data while the template works with it: no special token has such
 letters (of Unicode's private use), and no row may."""
 PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"text": PROBE}}}
 BROKEN = (TypeError, ValueError, KeyError, AttributeError, IndexError)
-"""What a template raises, beside Jinja's own errors, for a message of a form that it wasn't written for."""
+"""Errors of a template, beside Jinja's own, for a message of a form that it wasn't written for."""
 
 
 class Written(NamedTuple):
@@ -43,23 +43,23 @@ class Written(NamedTuple):
 
     prompt: str
     whole: str
-    """The prompt and what the model has to say, with the mark that ends it."""
+    """The prompt and the model's answer, with the mark that ends it."""
     ended: bool
-    """Whether that mark is there; else the end of text has to follow."""
+    """Whether that mark is there; else an end-of-text token has to follow."""
     notes: tuple[str, ...]
 
 
 class Strips(NamedTuple):
-    """Marks that take the white space beside them along."""
+    """Marks that take along the white space on their left, or on their right."""
 
     left: frozenset[str]
     right: frozenset[str]
 
 
 class TemplateEncoder(PromptEncoder):
-    """Turns conversations into ids with a tokenizer and its own chat template.
+    """Encodes conversations with a tokenizer and its own chat template.
 
-    thinking: "on", "off", or "auto", as each answer has it. arguments: given to the template in each rendering.
+    thinking: "on", "off", or "auto", as each answer has it. arguments: those of the template in each rendering.
     Raises DsrunError for a tokenizer without a template, a template that can't be used, arguments that it doesn't read,
     and thinking that it can't switch.
     """
@@ -98,12 +98,14 @@ class TemplateEncoder(PromptEncoder):
         """The tokens that only the template may write, the longest first."""
         self._marks = sorted(filter(None, marks), key=len, reverse=True)
         self._any_mark = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
-        for known in ("_numbers", "_plain_marks", "_any_mark_apart", "_marks_divide"):
-            self.__dict__.pop(known, None)
+        for cached in ("_numbers", "_plain_marks", "_any_mark_apart", "_marks_divide"):
+            self.__dict__.pop(cached, None)
 
     def _find_end(self, added: Sequence[str]) -> None:
-        """Find what ends an answer. A template that doesn't write it behind the prompt can be asked with all the same,
-        but nothing can be trained on: `_unusable` has the reason."""
+        """Find the mark that ends an answer. Where the template writes no answer behind its prompt, prompts can be made
+        all the same, but nothing can be trained on: `_unusable` has the reason."""
+        # PROBE is an answer that is easy to find again. As the last one it is followed by the mark that ends it, where
+        # there is one; with a question behind it, also by the first mark of the next turn.
         talk = Conversation((Turn("a", PROBE), Turn("b", "c")))
         self._find_forms(talk)
         try:
@@ -111,21 +113,22 @@ class TemplateEncoder(PromptEncoder):
             last = self._rendered(talk, 0, self._switched(talk.turns[0]), answered=True)
             between = self._rendered(talk, 1, self._switched(talk.turns[1]), answered=True)
         except BadRowError:
-            return  # it refuses so plain a conversation: the rows will tell
+            return  # it refuses so plain a conversation: the rows' own errors will say why
         try:
             spoken = thoughts.continuation(prompt, last, talk.turns[0], self.facts.marks).text
         except BadRowError as error:
             self._unusable = DsrunError(f"a conversation {error}", hint="Name another --chat-template.")
             return
         if PROBE not in spoken:
-            what = f"the chat template writes no answer behind its prompt, but {spoken[-thoughts.SHOWN :]!r}"
+            end = spoken[-thoughts.EXCERPT_CHARACTERS :]
+            what = f"the chat template writes no answer behind its prompt, but {end!r}"
             self._unusable = DsrunError(what, hint="Name another --chat-template.")
             return
         end, after = last.partition(PROBE)[2], between.partition(PROBE)[2]
-        # A mark need not be a special token: nobody else may write it all the same.
+        # A mark need not be a special token. Even so nobody but the template may write it.
         plain = [text for text in added if text not in self._marks]
-        own = [text for text in plain for part in (end, after) if part.lstrip().startswith(text)]
-        self._set_marks([*self._marks, *own])
+        ends = [text for text in plain for part in (end, after) if part.lstrip().startswith(text)]
+        self._set_marks([*self._marks, *ends])
         self._tail = end if self._any_mark.search(end) else ""
         if not self._tail and after.startswith(end):
             # Nothing ends the answer but the next turn's first mark, at which a server stops.
@@ -134,7 +137,7 @@ class TemplateEncoder(PromptEncoder):
         self.end_ids = ids[-1:]
 
     def _find_forms(self, talk: Conversation) -> None:
-        """Find in which forms the template takes a message's content, and the arguments of a call.
+        """Find the forms in which the template takes a message's content, and the arguments of a call.
 
         Templates of models that see images go through a list of parts; DeepSeek's add the arguments to a text.
         """
@@ -164,9 +167,9 @@ class TemplateEncoder(PromptEncoder):
         return text[: len(text) - len(rest)] + mark.group() if mark else ""
 
     def _upto_mark(self, text: str) -> str | None:
-        """An answer up to the mark that ends it, without what the template writes behind; None: it has no such mark.
+        """An answer up to the mark that ends it, without the template's text behind it; None: it has no such mark.
 
-        Phi-3's ends an answer with <|end|>, and the conversation with a line break and the end of text.
+        Phi-3's template ends an answer with <|end|>, and the conversation with a line break and the end of text.
         """
         if self._tail and text.endswith(self._tail):
             mark = self._any_mark.search(self._tail)
@@ -174,28 +177,27 @@ class TemplateEncoder(PromptEncoder):
         return text.rstrip() if text.rstrip().endswith(tuple(self._marks)) else None
 
     def _mark_of_next(self, conversation: Conversation, number: int, answered: str) -> str:
-        """The mark that the turn behind an answer begins with: a tool's has its own."""
+        """The mark that begins the turn behind an answer. Behind a call it is that of a tool's turn."""
         turn = conversation.turns[number]
         if not turn.calls:
             return self._following
         call = turn.calls[0]
-        named = {"name": call["function"]["name"], **({"tool_call_id": call["id"]} if "id" in call else {})}
-        results = ({"role": "tool", "content": PROBE, **named},)
-        longer = conversation._replace(
-            turns=(*conversation.turns[: number + 1], Turn("", "", results=results))
-        )
+        result = {"role": "tool", "content": PROBE, "name": call["function"]["name"]}
+        result |= {"tool_call_id": call["id"]} if "id" in call else {}
+        tool_turn = Turn("", "", results=(result,))
+        longer = conversation._replace(turns=(*conversation.turns[: number + 1], tool_turn))
         following = self._rendered(longer, number + 1, self._switched(turn), answered=False)
         return self._first_mark(following[len(answered) :]) if following.startswith(answered) else ""
 
     @property
     def stop_ids(self) -> list[int]:
-        """Tokens at which an answer is over: what the template ends it with, and the end of a text."""
+        """Tokens at which an answer is over: the template's mark, and the end of a text."""
         return list(dict.fromkeys([*self.end_ids, *self.end_of_text]))
 
     # Texts
 
     def _switched(self, turn: Turn) -> dict[str, Any]:
-        """Arguments of the template for an example with this answer."""
+        """The template's arguments for an example with this answer."""
         if self.facts.switch is None:
             return self._arguments
         has_thoughts = thoughts.separated(turn, self.facts).thoughts is not None
@@ -236,22 +238,15 @@ class TemplateEncoder(PromptEncoder):
         if self._contents_are_lists:
             message = {**message, "content": [{"type": "text", "text": message["content"]}]}
         if self._arguments_are_texts and "tool_calls" in message:
-            calls = [
-                {
-                    **call,
-                    "function": {
-                        **function,
-                        "arguments": json.dumps(function["arguments"], ensure_ascii=False),
-                    },
-                }
-                for call in message["tool_calls"]
-                for function in [call["function"]]
-            ]
+            calls = []
+            for call in message["tool_calls"]:
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                calls.append({**call, "function": {**call["function"], "arguments": arguments}})
             message = {**message, "tool_calls": calls}
         return message
 
     def _spoken(self, turn: Turn) -> Turn:
-        """The turn as the template is to have it: thoughts in a key of their own where it reads one, or knows no marks.
+        """The turn in the template's form: thoughts in a key of their own where it reads one, or knows no marks.
 
         A template that reads a key need not look for thoughts in the content.
         """
@@ -261,20 +256,16 @@ class TemplateEncoder(PromptEncoder):
         return thoughts.separated(turn, self.facts) if apart else turn
 
     def _protected(self, value: Any, kept: Sequence[str] = ()) -> Any:
-        """The same with stand-ins for the marks that somebody wrote in it, but for those that are kept."""
+        """A user's value with stand-ins for the marks in its texts, but for those that are kept."""
+
+        def stand_in(mark: re.Match[str]) -> str:
+            return mark[0] if mark[0] in kept else STAND_IN.format(self._marks.index(mark[0]))
+
         if isinstance(value, str):
             if STAND_IN[0] in value:
-                raise BadRowError(
-                    f"holds a letter of private use that dsrun needs itself: U+{ord(STAND_IN[0]):04X}"
-                )
-            return self._any_mark.sub(
-                lambda found: (
-                    found.group()
-                    if found.group() in kept
-                    else STAND_IN.format(self._marks.index(found.group()))
-                ),
-                value,
-            )
+                letter = f"U+{ord(STAND_IN[0]):04X}"
+                raise BadRowError(f"holds a letter of private use that dsrun needs itself: {letter}")
+            return self._any_mark.sub(stand_in, value)
         if isinstance(value, Mapping):
             return {key: self._protected(entry, kept) for key, entry in value.items()}
         return [self._protected(entry, kept) for entry in value] if isinstance(value, list) else value
@@ -294,14 +285,15 @@ class TemplateEncoder(PromptEncoder):
         answered = self._rendered(conversation, number, arguments, answered=True)
         apart = thoughts.separated(turn, self.facts)
         wanted = None if self._thinking == OFF else apart.thoughts
+        # The marks of thoughts stay as they are: the template looks for them.
         kept = self.facts.marks or ()
+        answer = self._protected(apart.answer, kept)
         spoken = self._continuation(
             conversation._replace(turns=conversation.turns[: number + 1]), arguments, prompt, answered,
-            apart._replace(thoughts=self._protected(wanted, kept), answer=self._protected(apart.answer, kept)),
+            apart._replace(thoughts=self._protected(wanted, kept), answer=answer),
         )  # fmt: skip
         self._check_rendered(conversation, number, prompt, spoken.text)
-        answer = self._protected(apart.answer, kept).strip()
-        if answer not in spoken.text:
+        if answer.strip() not in spoken.text:
             raise BadRowError(
                 f"has an answer of which the chat template leaves something out: {apart.answer[:60]!r}"
             )
@@ -318,11 +310,11 @@ class TemplateEncoder(PromptEncoder):
     def _continuation(
         self, conversation: Conversation, arguments: Mapping[str, Any], prompt: str, answered: str, turn: Turn
     ) -> thoughts.Continuation:
-        """What the model has to say after the prompt. turn: the last one, as `thoughts.continuation` takes it.
+        """The model's part after the prompt. turn: the last one, as `thoughts.continuation` takes it.
 
-        A template may write the turns before it in another way once they are answered: Mistral's put the system text
-        into a question only while that is the last message. What stands behind the last question decides then. It is
-        looked for with another text in that question's place, which stands nowhere else. Raises BadRowError.
+        A template may write the turns before in another way once they are answered: Mistral's put the system text into
+        a question only while that is the last message. Then the text behind the last question decides. It is looked for
+        with another text in that question's place, which stands nowhere else. Raises BadRowError.
         """
         try:
             return thoughts.continuation(prompt, answered, turn, self.facts.marks)
@@ -335,15 +327,15 @@ class TemplateEncoder(PromptEncoder):
                 probe = last._replace(question=PROBE, extra="")
             probed = conversation._replace(turns=(*conversation.turns[:-1], probe))
             number = len(conversation.turns) - 1
-            asked, told = (
+            prompt_end, answered_end = (
                 self._rendered(probed, number, arguments, answered=answered).rpartition(PROBE)[2]
                 for answered in (False, True)
             )
             try:
-                spoken = thoughts.continuation(asked, told, turn, self.facts.marks)
+                spoken = thoughts.continuation(prompt_end, answered_end, turn, self.facts.marks)
             except BadRowError:
                 raise error from None
-            if not prompt.endswith(asked) or turn.answer.strip() not in spoken.text:
+            if not prompt.endswith(prompt_end) or turn.answer.strip() not in spoken.text:
                 raise
             return spoken
 
@@ -356,7 +348,7 @@ class TemplateEncoder(PromptEncoder):
             raise BadRowError("uses tools, which the chat template has no place for")
 
     def _check_rendered(self, conversation: Conversation, number: int, prompt: str, spoken: str) -> None:
-        """Raise BadRowError where the template leaves out what tools are, were asked, or gave back."""
+        """Raise BadRowError where the template leaves out a tool's name, a call, or a result."""
         turns = conversation.turns[: number + 1]
         wanted = [str(result["content"]) for turn in turns for result in turn.results]
         wanted += [str(tool["function"].get("name", "")) for tool in conversation.tools]
@@ -390,7 +382,7 @@ class TemplateEncoder(PromptEncoder):
 
     def _with_letters(self, text: str) -> str:
         """The text with marks in the place of their stand-ins."""
-        return _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+        return _STANDING.sub(lambda stand_in: self._marks[int(stand_in[1])], text)
 
     def _as_text(self, text: str) -> list[int]:
         """Ids of a text in which no mark is a token."""
@@ -398,7 +390,7 @@ class TemplateEncoder(PromptEncoder):
         return [*self.encode_texts([first])[0], *(token for part in rest for token in self._behind(part))]
 
     def _split_plain(self, text: str) -> list[str]:
-        """The text in parts that have no mark which is a token though it isn't special: behind its first letter."""
+        """The text in parts that hold no mark of `_plain_marks` whole: each is cut behind its first letter."""
         if not any(mark in text for mark in self._plain_marks):
             return [text]
         for mark in self._plain_marks:
@@ -406,7 +398,7 @@ class TemplateEncoder(PromptEncoder):
         return text.split(STAND_IN[0])
 
     def _behind(self, text: str) -> list[int]:
-        """Ids of a text that stands behind another one: at a beginning many tokenizers put a space in front.
+        """Ids of a text behind another one: at a text's beginning many tokenizers put a space in front.
 
         Raises BadRowError.
         """
@@ -422,7 +414,7 @@ class TemplateEncoder(PromptEncoder):
 
     @cached_property
     def _plain_marks(self) -> list[str]:
-        """Marks that are no special tokens: no option of the tokenizer makes text of them."""
+        """Marks that are tokens, but not special ones: no option of the tokenizer makes text of them."""
         added = self.tokenizer.added_tokens_decoder.values()
         special = {str(token) for token in added if token.special}
         return [mark for mark in self._marks if mark not in special and len(mark) > 1]
@@ -433,10 +425,10 @@ class TemplateEncoder(PromptEncoder):
 
     @cached_property
     def _marks_divide(self) -> bool:
-        """Whether a text can be encoded in parts, divided by its marks: what stands in many texts is encoded once.
+        """Whether a text can be encoded in parts, divided by its marks: a part of many texts is then encoded once.
 
-        So it is where tokens take nothing of their neighbours along and the parts between them are texts like others,
-        as in byte-level tokenizers and those of SentencePiece's that put a space in front of each part.
+        It can where marks take nothing of their neighbours along, and the parts between them are encoded as whole texts
+        are: in byte-level tokenizers, and those of SentencePiece's that put a space in front of each part.
         """
         added = [token for token in self.tokenizer.added_tokens_decoder.values() if str(token)]
         marks = [token for token in added if str(token) in self._numbers]
@@ -451,30 +443,32 @@ class TemplateEncoder(PromptEncoder):
         )
 
     def _with_texts(self, text: str, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where they can't be told.
+        """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where that is impossible.
 
-        What stands between two marks of the template is encoded again where it has a stand-in, with special tokens
-        split; the rest keeps its ids.
+        ids: those of the text with all marks, the stand-ins' too, as tokens. The text between two marks of the template
+        is encoded again where it has a stand-in, with special tokens split; the rest keeps its ids.
         """
         marks = list(re.finditer(f"{_STANDING.pattern}|(?:{self._any_mark.pattern})", text))
-        names = [found.group() if found[1] is None else self._marks[int(found[1])] for found in marks]
+        names = [mark[0] if mark[1] is None else self._marks[int(mark[1])] for mark in marks]
         numbers = set(self._numbers.values())
         places = [place for place, token in enumerate(ids) if token in numbers]
+        # Marks in the text and their tokens are matched in order: that holds only if there are the same ones.
         if [ids[place] for place in places] != [self._vocabulary.get(name) for name in names]:
             raise BadRowError("holds the text of a special token in a place where it can't stay text")
-        written = [(place, found) for place, found in zip(places, marks, strict=True) if found[1] is None]
+        written = [(place, mark) for place, mark in zip(places, marks, strict=True) if mark[1] is None]
         result: list[int] = []
+        # Up to here: `start` in the ids, `at` in the text. `previous` is the mark before it.
         start = at = 0
         previous = ""
-        for place, found in [*written, (len(ids), None)]:
-            end, following = (found.start(), found.group()) if found else (len(text), "")
+        for place, mark in [*written, (len(ids), None)]:
+            end, following = (mark.start(), mark[0]) if mark else (len(text), "")
             between = text[at:end]
             if _STANDING.search(between):
                 result += self._letters(between, previous, following)
             else:
                 result += ids[start:place]
             result += ids[place : place + 1]
-            start, at, previous = place + 1, found.end() if found else end, following
+            start, at, previous = place + 1, mark.end() if mark else end, following
         return result
 
     def _letters(self, text: str, previous: str, following: str) -> list[int]:
@@ -516,7 +510,7 @@ class TemplateEncoder(PromptEncoder):
         return Exchange(prompt, answer, 1, notes)
 
     def _continued(self, prompt: Sequence[int], text: str) -> list[int]:
-        """Ids of a text that goes on where the prompt ends: the first way to encode it that decodes to it there."""
+        """Ids of a text that goes on where the prompt ends: of two encodings the first that decodes to it there."""
         plain = self._with_letters(text)
         ways = [self._ids([text])[0]]
         for mark in self._marks[:1]:  # behind a mark no tokenizer puts a space of its own in front
@@ -529,7 +523,7 @@ class TemplateEncoder(PromptEncoder):
     def ask(self, conversation: Conversation) -> list[int]:
         """Ids that ask for the conversation's last answer, whatever that is. Raises BadRowError.
 
-        Where nobody says whether the model thinks, the template's own default decides.
+        With thinking "auto" the template's own default decides whether the model thinks.
         """
         number = len(conversation.turns) - 1
         auto = self._thinking == thoughts.AUTO
@@ -566,7 +560,7 @@ class TemplateEncoder(PromptEncoder):
             return error
 
     def _plain(self, written: Sequence[Written]) -> Iterator[tuple[str, bool]]:
-        """The texts that are encoded of these, as `_knowing` takes them."""
+        """The texts that have to be encoded for these answers, as `_knowing` takes them."""
         for each in written:
             for text in (each.prompt, each.whole):
                 if self._marks_divide:
@@ -581,7 +575,7 @@ class TemplateEncoder(PromptEncoder):
             try:
                 self._written_before[id(conversation)] = self._each_written(conversation)
             except BadRowError:
-                continue  # said of the row when it is its turn
+                continue  # raised again, for its row, by `_join`
         try:
             return super()._encode_several(conversations, limits)
         finally:
@@ -593,20 +587,20 @@ class TemplateEncoder(PromptEncoder):
 
     def _each_written(self, conversation: Conversation) -> list[Written]:
         """The conversation up to each answer that is trained on. Raises BadRowError."""
-        known = self._written_before.get(id(conversation))
-        return known or [
+        before = self._written_before.get(id(conversation))
+        return before or [
             self._written(conversation, number)
             for number, turn in enumerate(conversation.turns)
             if turn.trained
         ]
 
     def _join(self, conversation: Conversation) -> list[Encoded]:
-        """As one sequence where each answer's own rendering is a beginning of it; else as one for each answer."""
+        """One sequence, where each answer's own rendering is a beginning of it; else one for each answer."""
         exchanges = [self._exchange(written) for written in self._each_written(conversation)]
         whole = [*exchanges[-1].prompt, *exchanges[-1].answer]
         spans: list[tuple[int, int]] = []
         notes: list[str] = []
-        for prompt, answer, _, noted in exchanges:
+        for prompt, answer, _, answer_notes in exchanges:
             begins = [*prompt, *answer]
             if whole[: len(begins)] != begins:
                 return [
@@ -614,7 +608,7 @@ class TemplateEncoder(PromptEncoder):
                     for part, exchange in zip(conversation.each_answer(), exchanges, strict=True)
                 ]
             spans.append((max(1, len(prompt)), len(begins)))
-            notes += noted
+            notes += answer_notes
         last = self._sequence(conversation, exchanges[-1])
         return [last._replace(spans=tuple(spans), notes=tuple(notes))]
 
@@ -636,7 +630,7 @@ def _stands_in(text: str, rendered: str) -> bool:
 
 
 def served_with(job: Job, tokenizer: Any) -> dict[str, Any]:
-    """Variables with which the job's chat template asks as in training; the exported one has them as defaults."""
+    """The variables that make the job's chat template ask as in training; the exported one has them as defaults."""
     if not tokenizer.chat_template or job.model.prompt_format not in (CHAT_TEMPLATE, OWN_FORMAT):
         return {}
     path = Path(f"{job.prepared.train_rows}.json")

@@ -1,4 +1,4 @@
-"""Steps of about equally many tokens: which examples a step takes, and how they are divided into micro batches.
+"""Steps of about equally many tokens: the examples of a step, and their division into micro batches.
 
 Which examples: the stream of all epochs' examples (`batches.epoch_order`) is cut from its beginning, as many a step as
 fit in the budget, one at least. That depends on the seed, the lengths and the budget alone, so a step trains on the
@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from dsrun.training.data.balance import shard_padded
-from dsrun.training.data.batches import Examples, StepPlan, epoch_order
-from dsrun.training.data.packing import Packing, padded_tokens
+from dsrun.training.data.batches import Examples, StepPlan, epoch_order, stream
+from dsrun.training.data.packing import Batches, Packing, padded_tokens
 
 
 class TokenPlan:
-    """As `BatchPlan`, for a budget of tokens."""
+    """A plan as `BatchPlan` is, for a budget of tokens a step."""
 
     def __init__(
         self, examples: Examples, seed: int, dp_size: int, *, tokens: int, room: int, packing: Packing | None
     ) -> None:
-        """tokens: of a step, over all ranks, without padding; room: of a micro batch, with it."""
+        """tokens: those of a step, over all ranks, without padding; room: those of a micro batch, with padding."""
         self.examples, self.seed, self.dp_size = examples, seed, dp_size
         self.tokens, self.room, self.packing = tokens, room, packing
         self._starts = [0]
@@ -44,31 +44,33 @@ class TokenPlan:
         return next(step for step in itertools.count(1) if self._start(step) >= examples)
 
     def examples_until(self, step: int) -> int:
-        """How many examples the steps before this one take."""
+        """The count of examples that the steps before this one take."""
         return self._start(step)
 
     def step(self, step: int, index: int) -> StepPlan:
-        """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
-        chosen = [self._example_at(place) for place in range(self._start(step), self._start(step + 1))]
+        """The micro batches of data-parallel rank `index` in optimizer step `step` (from 0)."""
+        chosen = stream(self.examples, self.seed, self._start(step), self._start(step + 1))
         lengths = list(map(self.examples.length, chosen))
         targets = list(map(self.examples.target_tokens, chosen))
-        own = self._divided(lengths, targets)[index :: self.dp_size]
+        batches = self._divided(lengths, targets)[index :: self.dp_size]
         return StepPlan(
-            [[[chosen[place] for place in sequence] for sequence in batch] for batch in own],
+            [[[chosen[place] for place in sequence] for sequence in batch] for batch in batches],
             target_tokens=sum(targets),
             tokens=sum(lengths),
             filler=chosen[min(range(len(chosen)), key=lengths.__getitem__)],
         )
 
     def _start(self, step: int) -> int:
-        """The place in the stream where a step begins. Kept: each follows from the one before."""
+        """The place in the stream where a step begins. Remembered, for each follows from the one before."""
         while len(self._starts) <= step:
             self._starts.append(self._end(self._starts[-1]))
         return self._starts[step]
 
     def _end(self, start: int) -> int:
+        """The place behind a step's last example: the budget may reach over several epochs' orders."""
         (epoch, offset), size, left = divmod(start, len(self.examples)), len(self.examples), self.tokens
         while True:
+            # The last place up to which the epoch's tokens, summed from its beginning, are within the budget.
             sums = self._sums(epoch)
             end = int(np.searchsorted(sums, sums[offset] + left, side="right")) - 1
             if end < size:
@@ -81,26 +83,20 @@ class TokenPlan:
         order = epoch_order(len(self.examples), self.seed, epoch)
         return np.concatenate([[0], np.cumsum(self.examples.lengths[order])])
 
-    def _example_at(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.examples))
-        return epoch_order(len(self.examples), self.seed, epoch)[offset]
-
-    def _divided(self, lengths: list[int], targets: list[int]) -> list[list[list[int]]]:
-        """Places of a step's examples in micro batches' sequences: all ranks' of a micro-step, then of the next."""
+    def _divided(self, lengths: list[int], targets: list[int]) -> Batches:
+        """Micro batches of a step's examples, over as few micro-steps as hold them."""
         room = max(self.room, *lengths)
         for rounds in itertools.count(max(1, math.ceil(sum(lengths) / (self.dp_size * room)))):
-            found = self._shared(lengths, targets, rounds, room)
-            if all(padded_tokens(batch, lengths) <= room for batch in found):
-                return found
+            batches = self._shared(lengths, targets, rounds, room)
+            if all(padded_tokens(batch, lengths) <= room for batch in batches):
+                return batches
         raise AssertionError("one example each fits")
 
-    def _shared(
-        self, lengths: list[int], targets: list[int], rounds: int, room: int
-    ) -> list[list[list[int]]]:
+    def _shared(self, lengths: list[int], targets: list[int], rounds: int, room: int) -> Batches:
         lists = rounds * self.dp_size
         if lists >= len(lengths):
             order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
             return [[order[number : number + 1]] if number < len(order) else [] for number in range(lists)]
         if self.packing:
             return self.packing.deal(lengths, targets, ranks=self.dp_size, rounds=rounds, room=room)
-        return [[[place] for place in some] for some in shard_padded(lengths, self.dp_size, rounds)]
+        return [[[place] for place in places] for places in shard_padded(lengths, self.dp_size, rounds)]

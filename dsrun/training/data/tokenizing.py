@@ -1,4 +1,4 @@
-"""Rows of data files into one Arrow file of token ids, by several processes, with a report of what was found."""
+"""Rows of data files into one Arrow file of token ids, by several processes, with a report on the data."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 2048
 PROGRESS_S = 2.0
-LISTED, SHOWN = 1000, 20
-"""Of the rows that are left out: how many are listed in the report, how many shown where --strict-data stops."""
+MOST_LISTED, MOST_SHOWN = 1000, 20
+"""Left-out rows that the report lists, and those that the error shows where --strict-data stops."""
 PERCENTILES = (50, 90, 95, 99)
-BINS = 24
-"""Of the histogram of lengths, at most."""
+MOST_BINS = 24
+"""Bins of the histogram of lengths."""
 THREADS = "TOKENIZERS_PARALLELISM"
 COUNTS = (
     "conversations", "documents", "windows", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
     "conversations_shortened", "turns_dropped", "truncated", *NOTES,
 )  # fmt: skip
-"""What is counted while rows are tokenised, by its key in the report; of `truncated` the report has the share."""
+"""Keys of the report's counts. Of `truncated` the report has the share."""
 
 
 class DataFile(NamedTuple):
@@ -58,18 +58,18 @@ class DataFile(NamedTuple):
 
     path: Path
     weight: float = 1.0
-    """How often its rows are in one pass over the data."""
+    """The number of times that its rows are in one pass over the data."""
 
 
 class Chunk(NamedTuple):
     """Rows of one file as they were read."""
 
     file: int
-    """The file's place among all."""
+    """The file's number."""
     data_format: str
     """A key of dsrun.data.conversations.FORMATS."""
     rows: list[tuple[int, Row]]
-    """With their numbers in the file."""
+    """The rows with their numbers in the file."""
 
 
 @dataclass
@@ -79,17 +79,17 @@ class Done:
     file: int
     """As in Chunk."""
     read: int
-    """Rows."""
+    """Rows that were read."""
     batch: bytes = b""
     """An Arrow stream; empty where no row was good."""
     lengths: list[int] = field(default_factory=list)
-    """Of its sequences, in tokens."""
+    """Tokens of each sequence."""
     targets: int = 0
     """Tokens that are trained on."""
     left_out: list[tuple[int, str, str, bool]] = field(default_factory=list)
-    """(row's number, why, what it is counted by, whether it is merely empty)."""
+    """Left-out rows: number, reason, the kind of reason, whether the row is merely empty."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    """How many there are, by the names in COUNTS."""
+    """Counts, by the names in COUNTS."""
 
 
 def _schema(weights: Sequence[float] = ()) -> Any:
@@ -116,14 +116,15 @@ def tokenise(
     say: Callable[[str], None] | None = None,
     check: Callable[[list[str]], None] | None = None,
 ) -> dict[str, Any]:
-    """Encode files' rows into an Arrow file, and return (and keep beside it, as TARGET.json) a report.
+    """Encode files' rows into an Arrow file; returns a report, which is also written beside it, as TARGET.json.
 
-    Columns: input_ids (list of int32), prompt_tokens (those before the last response), spans (begin, end, begin, ...
-    of what is trained on; none where that is the last response), file (its number), prompt and response (the last
-    one's texts). The schema's metadata hold the files' weights where they differ from 1. Rows that can't be trained on
-    are left out, counted, and listed in TARGET.bad.jsonl; with data.strict_data they raise DsrunError.
+    Columns: input_ids (list of int32), prompt_tokens (tokens before the last response), spans (begin, end, begin, ...
+    of the parts that are trained on; null where that is the last response alone), file (its number), prompt and
+    response (texts of the last ones). The schema's metadata hold the files' weights where they differ from 1. Rows that
+    can't be trained on are left out, counted, and listed in TARGET.bad.jsonl; with data.strict_data they raise
+    DsrunError.
 
-    check: called before anything is kept, with the SHA-256 of each file as it was read; what it raises ends this.
+    check: called before anything is kept, with the SHA-256 of each file as it was read; it may raise.
     Raises DsrunError, too, where a file was changed in the meantime.
     """
     import pyarrow as pa
@@ -149,13 +150,13 @@ def tokenise(
         _check_versions(files, before)
         if check:
             check([digest.hexdigest() for digest in digests])
-        found = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
+        content = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
         bad.close()
-        if found["bad_rows_file"]:
-            Path(bad.name).replace(found["bad_rows_file"])
-        Path(f"{target}.json").write_text(json_text(found, indent=2), encoding="utf-8")
+        if content["bad_rows_file"]:
+            Path(bad.name).replace(content["bad_rows_file"])
+        Path(f"{target}.json").write_text(json_text(content, indent=2), encoding="utf-8")
         name.replace(target)
-    return found
+    return content
 
 
 def _temporary(folder: Path, stack: ExitStack) -> Path:
@@ -166,14 +167,14 @@ def _temporary(folder: Path, stack: ExitStack) -> Path:
 
 
 def _version(path: Path) -> tuple[int, int, int]:
-    """What differs once a file was written to or replaced."""
+    """A file's state, which differs once it was written to or replaced."""
     with explained("can't be read", path):
         stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _check_versions(files: Sequence[DataFile], before: Sequence[tuple[int, int, int]]) -> None:
-    """Raise DsrunError for files that were changed while they were read, some of them more than once."""
+    """Raise DsrunError for files that were changed while they were read."""
     hint = "Start again once nothing writes to it any more."
     raise_all(
         Problem("was changed while it was read", str(file.path), hint)
@@ -197,17 +198,17 @@ def _chunks(files: Sequence[DataFile], formats: Sequence[str], digests: Sequence
 # In one process or several
 
 _work: tuple[Any, DataSpec] | None = None
-"""The encoder and the data of a process of the pool."""
+"""The encoder and data of a process in the pool."""
 
 
 def _prepare(encoder: Any, data: DataSpec) -> None:
-    """Begin a process of the pool. It is a copy of the one that starts it: an encoder needn't be pickled."""
+    """Begin a process of the pool. It is forked, so that the encoder, which can't be pickled, comes along."""
     global _work  # noqa: PLW0603
     _work = (encoder, data)
 
 
 def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: int) -> Iterator[Done]:
-    """The chunks in ids, in their order; no more of them are read ahead than keep the processes busy."""
+    """The chunks in ids, in their order. No more are read ahead than keep the processes busy."""
     if processes <= 1:
         yield from (encode_chunk(chunk, encoder, data) for chunk in chunks)
         return
@@ -216,7 +217,7 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
     from concurrent.futures.process import BrokenProcessPool
 
     threads = os.environ.get(THREADS)
-    os.environ[THREADS] = "false"  # of each process: there are as many processes as cores
+    os.environ[THREADS] = "false"  # a tokenizer's own threads: there are as many processes as cores
     waiting: deque[Future[Done]] = deque()
     try:
         with ProcessPoolExecutor(
@@ -247,19 +248,19 @@ def _encode_here(chunk: Chunk) -> Done:
 
 
 class EncodedRow(NamedTuple):
-    """What became of a row."""
+    """A row in ids."""
 
     number: int
-    """In its file."""
+    """The row's number in its file."""
     content: Conversation | TextDocument | None
     """None for a row that holds neither."""
     sequences: list[Encoded]
     reason: BadRowError | None = None
-    """Why there are no sequences."""
+    """The reason why there are no sequences."""
 
 
 def encode_rows(chunk: Chunk, encoder: Any, data: DataSpec) -> list[EncodedRow]:
-    """What becomes of each row, in the order of the file."""
+    """The rows of a chunk in ids, in the order of the file."""
     columns = columns_of(data)
     rows: dict[int, EncodedRow] = {}
     for number, row in chunk.rows:
@@ -285,7 +286,7 @@ def encode_rows(chunk: Chunk, encoder: Any, data: DataSpec) -> list[EncodedRow]:
 
 
 def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
-    """The rows of a chunk in ids, and which were left out."""
+    """A chunk in ids, with its counts and the rows that were left out."""
     done = Done(chunk.file, len(chunk.rows))
     sequences: list[Encoded] = []
     for row in encode_rows(chunk, encoder, data):
@@ -295,15 +296,15 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
         elif row.content is not None:
             sequences += row.sequences
             _count(done, row.content, len(row.sequences))
-    for one in sequences:
-        done.lengths.append(len(one.ids))
-        done.targets += sum(end - start for start, end in one.spans)
-        done.counts["prompts_shortened"] += one.shortened
-        done.counts["responses_cut"] += one.cut
-        done.counts["turns_dropped"] += one.dropped
-        done.counts["conversations_shortened"] += one.dropped > 0
-        done.counts["truncated"] += one.shortened or one.cut or one.dropped > 0
-        for note in one.notes:
+    for sequence in sequences:
+        done.lengths.append(len(sequence.ids))
+        done.targets += sum(end - start for start, end in sequence.spans)
+        done.counts["prompts_shortened"] += sequence.shortened
+        done.counts["responses_cut"] += sequence.cut
+        done.counts["turns_dropped"] += sequence.dropped
+        done.counts["conversations_shortened"] += sequence.dropped > 0
+        done.counts["truncated"] += sequence.shortened or sequence.cut or sequence.dropped > 0
+        for note in sequence.notes:
             done.counts[note] += 1
     if sequences:
         done.batch = _batch(sequences, chunk.file)
@@ -311,7 +312,7 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
 
 
 def _count(done: Done, content: Conversation | TextDocument, sequences: int) -> None:
-    """What the report says of a row that became as many sequences."""
+    """Count a row that became as many sequences."""
     if isinstance(content, TextDocument):
         done.counts["documents"] += content.ends
         done.counts["windows"] += sequences
@@ -326,20 +327,22 @@ def _batch(sequences: Sequence[Encoded], file: int) -> bytes:
     import pyarrow as pa
 
     schema = _schema()
-    ids = np.concatenate([np.asarray(found.ids, dtype=np.int32) for found in sequences])
-    offsets = np.concatenate([[0], np.cumsum([len(found.ids) for found in sequences])])
-    usual = (((found.prompt_tokens, len(found.ids)),) for found in sequences)
+    ids = np.concatenate([np.asarray(sequence.ids, dtype=np.int32) for sequence in sequences])
+    offsets = np.concatenate([[0], np.cumsum([len(sequence.ids) for sequence in sequences])])
+    # Most sequences have one span, from the prompt's end to their own: it follows from the other columns.
     spans = [
-        None if found.spans == one else [place for span in found.spans for place in span]
-        for found, one in zip(sequences, usual, strict=True)
+        None
+        if sequence.spans == ((sequence.prompt_tokens, len(sequence.ids)),)
+        else [place for span in sequence.spans for place in span]
+        for sequence in sequences
     ]
     columns = [
         pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(ids)),
         pa.array(spans, schema.field("spans").type),
-        pa.array([found.prompt_tokens for found in sequences], pa.int32()),
+        pa.array([sequence.prompt_tokens for sequence in sequences], pa.int32()),
         pa.array([file] * len(sequences), pa.int16()),
-        pa.array([found.question for found in sequences], pa.string()),
-        pa.array([found.answer for found in sequences], pa.string()),
+        pa.array([sequence.question for sequence in sequences], pa.string()),
+        pa.array([sequence.answer for sequence in sequences], pa.string()),
     ]
     return bytes(pa.record_batch(columns, schema=schema).serialize())
 
@@ -348,7 +351,7 @@ def _batch(sequences: Sequence[Encoded], file: int) -> bytes:
 
 
 class _Report:
-    """Counts while rows are tokenised, and says now and then how far it is."""
+    """The report, which counts while rows are tokenised, and shows the progress now and then."""
 
     def __init__(
         self, files: Sequence[DataFile], formats: Sequence[str], data: DataSpec, say: Callable[[str], None]
@@ -363,12 +366,12 @@ class _Report:
         self._why: Counter[str] = Counter()
         self._counts = dict.fromkeys(COUNTS, 0)
         self._listed: list[dict[str, Any]] = []
-        self._began = self._said = time.monotonic()
-        known = [about_how_many(file.path) for file in files]
-        self._expected = None if None in known else sum(count or 0 for count in known)
+        self._began = self._shown = time.monotonic()
+        expected = [about_how_many(file.path) for file in files]
+        self._expected = None if None in expected else sum(count or 0 for count in expected)
 
     def add(self, done: Done, bad: TextIO) -> None:
-        """Count a chunk, and list what was left out of it. Raises DsrunError where nothing may be."""
+        """Count a chunk, and list its left-out rows. Raises DsrunError where none may be left out."""
         counted = self._of_file[done.file]
         counted["rows"] += len(done.lengths)
         counted["tokens"] += sum(done.lengths)
@@ -384,25 +387,27 @@ class _Report:
             self._why[kind] += 1
             self._empty += empty
             self._left_out += 1
-            if len(self._listed) < LISTED:
+            if len(self._listed) < MOST_LISTED:
                 self._listed.append(entry)
-        if self._data.strict_data and self._left_out >= SHOWN:
+        if self._data.strict_data and self._left_out >= MOST_SHOWN:
             self._refuse()
         self._progress()
 
     def _refuse(self) -> None:
-        """Stop: no row is to be left out."""
-        found = [Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in self._listed[:SHOWN]]
+        """Raise DsrunError with the first rows that would be left out."""
+        problems = [
+            Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in self._listed[:MOST_SHOWN]
+        ]
         hint = "Fix them, or leave them out of the training: without --strict-data."
-        raise DsrunError([*found[:-1], Problem(found[-1].what, found[-1].where, hint)])
+        raise DsrunError([*problems[:-1], Problem(problems[-1].what, problems[-1].where, hint)])
 
     def _progress(self) -> None:
         now = time.monotonic()
-        if now - self._said >= PROGRESS_S:
+        if now - self._shown >= PROGRESS_S:
             rate = self._read / (now - self._began)
             share = f" ({min(1, self._read / self._expected):.0%})" if self._expected else ""
             self._say(f"tokenised {self._read:,} rows{share}, {rate:,.0f} a second")
-            self._said = now
+            self._shown = now
 
     def whole(self, target: Path, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """The report. Raises DsrunError where there is no row, or where rows were left out and may not be."""
@@ -410,7 +415,7 @@ class _Report:
             self._refuse()
         if not self.lengths:
             first = self._listed[0]["why"] if self._listed else "there is none"
-            plain = all(one["format"] == TEXT for one in self._of_file)
+            plain = all(file["format"] == TEXT for file in self._of_file)
             what = "a text" if plain else "both a prompt and a response"
             raise DsrunError(
                 f"no row has {what}; the first: {first}",
@@ -423,7 +428,7 @@ class _Report:
             "files": self._of_file,
             "read": self._read,
             "rows": count,
-            "rows_per_epoch": sum(int(Fraction(str(one["weight"])) * one["rows"]) for one in self._of_file),
+            "rows_per_epoch": sum(int(Fraction(str(file["weight"])) * file["rows"]) for file in self._of_file),
             "empty": self._empty,
             "bad": self._left_out - self._empty,
             "dropped": dict(self._why.most_common()),
@@ -443,14 +448,15 @@ class _Report:
         }  # fmt: skip
 
     def _trained_on(self) -> str:
-        kinds = {one["format"] == TEXT for one in self._of_file}
+        kinds = {file["format"] == TEXT for file in self._of_file}
         answers = "prompts and responses" if self._data.train_on_prompt else "responses"
         return " and ".join([*([answers] if False in kinds else []), *(["text"] if True in kinds else [])])
 
 
 def histogram(ordered: Sequence[int]) -> dict[str, Any]:
-    """How many rows are how long: counts of `width` tokens each, from 1 up to the longest. ordered: shortest first."""
-    width = max(1, -(-ordered[-1] // BINS))
+    """The counts of rows by length, in bins of `width` tokens, from 1 up to the longest. ordered: the shortest
+    first."""
+    width = max(1, -(-ordered[-1] // MOST_BINS))
     counts = [0] * (-(-ordered[-1] // width))
     for length in ordered:
         counts[max(0, length - 1) // width] += 1
@@ -467,7 +473,7 @@ def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     # Not dsrun.training.data.batches.Examples, which would import torch: seconds, and nothing here needs it.
     with pa.ipc.open_file(pa.memory_map(str(path))) as table:
         rows = table.read_all()
-    found = []
+    shown = []
     for row in sorted({0, len(rows) // 2, len(rows) - 1}):
         ids = rows["input_ids"][row].as_py()
         spans = rows["spans"][row].as_py() or [rows["prompt_tokens"][row].as_py(), len(ids)]
@@ -477,12 +483,12 @@ def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
             for start, end, trained in pairs
             for token in (ids if trained else [None] * len(ids))[start:end]
         ]
-        found.append({"row": row, "ids": ids, "labels": labels, "parts": parts_of(ids, spans, tokenizer)})
-    return found
+        shown.append({"row": row, "ids": ids, "labels": labels, "parts": parts_of(ids, spans, tokenizer)})
+    return shown
 
 
 def _alternating(spans: Sequence[int], length: int) -> list[tuple[int, int, bool]]:
-    """Where each part of a sequence begins and ends, and whether it is trained on. spans: begin, end, begin, ..."""
+    """Begin and end of each part of a sequence, and whether it is trained on. spans: begin, end, begin, ..."""
     edges = [0, *spans, length]
     return [(edges[place], edges[place + 1], place % 2 == 1) for place in range(len(edges) - 1)]
 
@@ -502,20 +508,20 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The report in a few lines: what there is, what was cut, what was left out, how the first row looks."""
-    kinds: dict[str, None] = dict.fromkeys(one["format"] for one in report["files"])
+    """The report in a few lines: the data, what was cut, what was left out, and the first row."""
+    kinds: dict[str, None] = dict.fromkeys(file["format"] for file in report["files"])
     where = f" of {len(report['files'])} files" if len(report["files"]) > 1 else ""
     marks = report["percentiles"]
-    found = [
+    texts = [
         f"{report['rows']:,} rows{where} ({', '.join(kinds)}), {report['tokens']:,} tokens, "
         f"{report['target_tokens']:,} of them trained on ({report['trained_on']})",
         f"a row has {marks['50']} tokens in the median, 95 % up to {marks['95']}, the longest {report['longest']}",
     ]
     if report["documents"]:
-        found.append(f"{report['documents']:,} documents in {report['windows']:,} windows, nothing cut off")
+        texts.append(f"{report['documents']:,} documents in {report['windows']:,} windows, nothing cut off")
     if report["rows_per_epoch"] != report["rows"]:
-        weights = ", ".join(f"{Path(one['file']).name} x {one['weight']:g}" for one in report["files"])
-        found.append(f"an epoch has {report['rows_per_epoch']:,} rows: {weights}")
+        weights = ", ".join(f"{Path(file['file']).name} x {file['weight']:g}" for file in report["files"])
+        texts.append(f"an epoch has {report['rows_per_epoch']:,} rows: {weights}")
     cut = [
         f"{report[key]:,} {words}"
         for key, words in (
@@ -526,37 +532,37 @@ def lines(report: dict[str, Any]) -> list[str]:
         if report[key]
     ]
     if cut:
-        found.append(f"{report['truncated']:.1%} truncated: {', '.join(cut)}")
+        texts.append(f"{report['truncated']:.1%} truncated: {', '.join(cut)}")
     if report["sequences_apart"]:
-        found.append(
+        texts.append(
             f"{report['conversations']:,} conversations: each answer is a row, with all turns before it"
         )
-    found += _of_thoughts(report)
+    texts += _of_thoughts(report)
     if report["unanswered"]:
-        found.append(f"{report['unanswered']:,} last questions without an answer left off")
+        texts.append(f"{report['unanswered']:,} last questions without an answer left off")
     if report["dropped"]:
         whys = ", ".join(f"{count:,} {why}" for why, count in list(report["dropped"].items())[:5])
         count = report["bad"] + report["empty"]
-        found.append(f"{count:,} rows left out ({whys}), listed in {report['bad_rows_file']}")
-    return [*found, *(f"row {sample['row'] + 1}: {marked(sample)}" for sample in report["samples"][:1])]
+        texts.append(f"{count:,} rows left out ({whys}), listed in {report['bad_rows_file']}")
+    return [*texts, *(f"row {sample['row'] + 1}: {marked(sample)}" for sample in report["samples"][:1])]
 
 
 def _of_thoughts(report: Mapping[str, Any]) -> list[str]:
-    """What the chat template made of thoughts, and of the border between prompt and answer."""
+    """Lines on what the chat template made of thoughts, and of the border between prompt and answer."""
     with_thoughts, without = report[WITH_THOUGHTS], report[WITHOUT_THOUGHTS]
-    told = []
+    texts = []
     if with_thoughts or without:
-        told.append(f"{with_thoughts:,} answers with thoughts, {without:,} without")
+        texts.append(f"{with_thoughts:,} answers with thoughts, {without:,} without")
     if report[LEFT_OUT]:
-        told.append(f"thoughts of {report[LEFT_OUT]:,} answers left out: --thinking off")
+        texts.append(f"thoughts of {report[LEFT_OUT]:,} answers left out: --thinking off")
     if report[RESTORED]:
-        told.append(
+        texts.append(
             f"{report[RESTORED]:,} answers go on from the thought that the prompt begins, "
             "which the chat template leaves out of an answered conversation"
         )
     if report[APART]:
-        told.append(
+        texts.append(
             f"{report[APART]:,} answers begin with a token that a tokenizer would join with the prompt's last one: "
             "kept apart, as a server has them"
         )
-    return told
+    return texts

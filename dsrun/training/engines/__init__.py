@@ -33,16 +33,16 @@ class Engine(Protocol):
         """The model's forward; batches are as in dsrun.training.data.batches."""
 
     def train(self, mode: bool = True) -> Any:
-        """Dropout on, as torch's modules have it."""
+        """Turn dropout on, as torch's modules do."""
 
     def eval(self) -> Any:
-        """Dropout off."""
+        """Turn dropout off."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """For the steps from now on; no communication."""
+        """Set the rate of all steps from now on; no communication."""
 
     def learning_rate(self) -> float:
-        """Of the next step; no communication."""
+        """The rate of the next step; no communication."""
 
     def backward(self, share: Any) -> None:
         """Add a micro batch's gradients to the step's.
@@ -52,24 +52,24 @@ class Engine(Protocol):
         """
 
     def last_micro_step(self, last: bool) -> None:
-        """Before a micro batch's forward, where steps have other numbers of them than grad_accum: whether it is the
-        step's last one."""
+        """Say, before a micro batch's forward, whether it is the step's last. Needed where steps have other numbers of
+        micro batches than grad_accum."""
 
     def step(self) -> None:
-        """After every backward: the last of grad_accum ones, or what `last_micro_step` said, takes the optimizer step;
-        the others only count.
+        """Count a micro batch, after its backward; after the step's last one, take the optimizer step.
 
+        The last one is the grad_accum-th, or the one that `last_micro_step` named.
         Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
         """
 
     def take_step(
         self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss, *, varies: bool = False
     ) -> Any:
-        """An optimizer step: forward and backward of a rank's micro batches, and `step`, whose errors it raises.
+        """Take an optimizer step: forward and backward of a rank's micro batches, and `step`, whose errors it raises.
 
-        loss: one of dsrun.training.loss, called with the engine, a micro batch on its device and the totals. Returned
-        is this rank's part of the step's loss (a scalar, float32): those of all ranks add up to it. varies: steps have
-        other numbers of micro batches than grad_accum (`last_micro_step`).
+        loss: one of dsrun.training.loss, called with the engine, a micro batch on its device and the totals.
+        varies: steps have other numbers of micro batches than grad_accum (`last_micro_step`).
+        Returns this rank's part of the step's loss (a scalar, float32): those of all ranks add up to it.
         """
 
     def gradient_norm(self) -> Any:
@@ -93,12 +93,12 @@ class Engine(Protocol):
     def whole(self) -> AbstractContextManager[bool]:
         """While it lasts, `module` answers: each token takes a forward, which would gather partitioned weights.
 
-        True where every rank holds all weights, so that ranks need not take as many forwards as one another; False
-        where they don't fit, and stay partitioned. Nothing may change them meanwhile.
+        True: every rank holds all weights, so ranks need not take as many forwards as one another. False: the weights
+        don't fit, and stay partitioned. Nothing may change them meanwhile.
         """
 
     def save(self, folder: Path, step: int) -> None:
-        """Write this rank's files of a checkpoint: what is trained, the optimizer, `step` (steps done)."""
+        """Write this rank's files of a checkpoint: trained weights, the optimizer, `step` (steps done)."""
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """Restore what `save` wrote under the layout `written`; returns the steps done.
@@ -138,10 +138,10 @@ class Backend(Protocol):
     """An engine's module."""
 
     NAME: str
-    """For people."""
+    """The engine's name in messages."""
 
     def connect(self) -> None:
-        """Join the job's process group, and take this rank's device. Before anything else."""
+        """Join the job's process group, and take this rank's device. The first call of all."""
 
     def awareness(self, job: Job) -> Any:
         """An object by which transformers knows, while it lives, that weights are partitioned as they are made."""
@@ -150,13 +150,13 @@ class Backend(Protocol):
         """While it lasts, transformers makes whole models, whatever `awareness` said."""
 
     def held_type(self, job: Job, computed: Any) -> Any:
-        """The torch.dtype that a model's own weights are held in. computed: the one that is computed with."""
+        """The torch.dtype that a model's weights are held in. computed: the one that is computed with."""
 
     def fill(self, job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: Any) -> None:
-        """Give a model that has shapes only its weights, of which each rank keeps the part that the engine wants."""
+        """Give its weights to a model that has only shapes. Each rank keeps the part that the engine wants."""
 
     def divided(self, job: Job, read: Callable[[], Any], outline: Callable[[], Any], device: Any) -> Any:
-        """The same of a model that only transformers can read.
+        """The model with its weights, as `fill` would divide them, of a kind that only transformers can read.
 
         read: reads it whole, to the CPU, or divided as `awareness` says; outline: makes it with shapes only.
         """
@@ -165,7 +165,7 @@ class Backend(Protocol):
         """Put a loaded model under the engine, with the optimizer that the job names."""
 
     def layout(self, job: Job) -> dict[str, Any]:
-        """What decides how a checkpoint is divided into files: equal layouts read each other's files as they are."""
+        """All that decides how a checkpoint is divided into files: equal layouts read each other's files."""
 
     def rank_of(self, job: Job, file: Path) -> int:
         """The rank that writes this file of a checkpoint."""
@@ -179,13 +179,13 @@ class Backend(Protocol):
     def trained_weights(self, folder: Path) -> Mapping[str, Any]:
         """Every trained weight in a checkpoint, whole, by its name in the model; in one process, on the CPU.
 
-        What is divided is put together as it is asked for.
+        Divided weights are put together as they are asked for.
         Raises DsrunError where the files are not the engine's, or don't hold the whole weights.
         """
 
 
 def backend_of(job: Job) -> Backend:
-    """The module of the engine that trains this job. Imports it, and with it what it is made of: seconds."""
+    """The module of the engine that trains this job. Importing it takes seconds."""
     if job.fsdp:
         from dsrun.training.engines import fsdp
 

@@ -6,6 +6,7 @@ op_builder/builder.py): two of the ten seconds from a command to its first step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -31,20 +32,18 @@ def _answer(ask: Any, path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        found: dict[str, Any] = ask()
-    try:
-        write_atomic(path, json.dumps(found))
-    except DsrunError:
-        return found  # a folder that can't be written to: asked again next time
-    return found
+        info: dict[str, Any] = ask()
+    with contextlib.suppress(DsrunError):  # a folder that can't be written to: asked again next time
+        write_atomic(path, json.dumps(info))
+    return info
 
 
 def _processor() -> str:
-    """What tells this processor from another one on which a shared folder may be used."""
+    """A digest of this processor's kind: hosts with others may share the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     wanted = ("model name", "flags", "Features", "CPU part")
-    known = sorted({line for line in lines if line.startswith(wanted)})
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
+    facts = sorted({line for line in lines if line.startswith(wanted)})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -26,8 +26,9 @@ from dsrun.job.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training import pickles
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel, zero
-from dsrun.training.engines.on_ranks import first_not_finite, room_for
+from dsrun.training.engines import MicroSteps, cpu_info, sequence_parallel, tensor_parallel, zero
+from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.on_ranks import all_tensors, first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
 if TYPE_CHECKING:
@@ -143,17 +144,17 @@ def engine_of(job: Job, model: Any) -> Any:
 
 
 def _import_muon_uncompiled() -> None:
-    """Have DeepSpeed's Muon without torch.compile, where no Muon steps, or on a CPU, for which that takes minutes.
+    """Import DeepSpeed's Muon without torch.compile: where no Muon steps, or on a CPU, where compiling takes minutes.
 
-    DeepSpeed asks of every optimizer under ZeRO whether it is Muon (runtime/zero/utils.py), and Muon's module, as it is
-    imported, asks for a compiler: all of torch's is imported, for longer than all the rest of `initialize` takes.
+    DeepSpeed looks at every optimizer under ZeRO whether it is Muon (runtime/zero/utils.py). Importing Muon's module
+    imports all of torch's compiler, which takes longer than all the rest of `initialize`.
     """
-    asked = compiler.compile
+    compile_function = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
-        compiler.compile = asked
+        compiler.compile = compile_function
 
 
 def _own_checkpoint_engine(engine: Any) -> None:
@@ -163,8 +164,8 @@ def _own_checkpoint_engine(engine: Any) -> None:
     ZeRO (runtime/engine.py, state_dict_factory.py, pipe/module.py). Every kind of checkpoint engine that a config may
     choose unpickles whatever a file names, so the methods of the one that is there are replaced.
 
-    The ranks wait without a time limit; else they would in save_checkpoint's own barrier at its end, with its limit,
-    while rank 0 writes the weights.
+    The ranks wait without a time limit. Otherwise they would wait in save_checkpoint's own barrier at its end, which
+    has one, while rank 0 writes the weights.
     """
     checkpoints = engine.checkpoint_engine
     commit = checkpoints.commit
@@ -200,8 +201,8 @@ def layout(job: Job) -> dict[str, Any]:
 
 
 def rank_of(job: Job, file: Path) -> int:
-    """The name says the rank: of swap files the folder's, of others which data-parallel one, and of its neighbours
-    under tensor parallelism which; what bears none is written by the first."""
+    """See Backend. A swap file's folder has the rank; another file's name has the data-parallel rank, and under tensor
+    parallelism which of the neighbours. A file whose name has none is the first rank's."""
     if swapped := re.search(r"(?:^|/)rank(\d+)/", str(file)):
         return int(swapped[1])
     shares, neighbours = (re.search(rf"{name}_rank_(\d+)_", file.name) for name in ("_pp", "mp"))
@@ -219,16 +220,15 @@ class DeepSpeed(MicroSteps):
         self._looked_at_copies = False
 
     def __call__(self, **batch: Any) -> Any:
-        found = self._engine(**batch)
+        output = self._engine(**batch)
         if not self._looked_at_copies and torch.is_grad_enabled():
             # Second copies come with the first forward of training.
             self._looked_at_copies = True
             if (ranks := zero.second_copy_ranks(self._job)) > 1:
                 zero.check_second_copy(list(self.module.parameters()), ranks)
-        return found
+        return output
 
     def set_learning_rate(self, rate: float) -> None:
-        """See Engine."""
         for group, ratio in zip(self._engine.optimizer.param_groups, itertools.cycle(self._ratios)):
             group["lr"] = rate * ratio
 
@@ -240,8 +240,8 @@ class DeepSpeed(MicroSteps):
         """DeepSpeed averages over ranks and micro-steps, which is undone by multiplying.
 
         At stage 0 in fp16 it divides by the loss scale in the step and never multiplies by it in backward
-        (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it is set
-        here; an engine that scales by itself is not scaled twice.
+        (DeepSpeedEngine.backward looks for a ZeROOptimizer). So the gradient that flows into the loss is set to exactly
+        that factor here; an engine that scales by itself is not scaled twice.
         """
         loss = share * (sequence_parallel.averaged(self._job) * self._job.grad_accum)
         scale = self.loss_scale()
@@ -272,11 +272,9 @@ class DeepSpeed(MicroSteps):
         return None if self._job.training.optimizer == MUON else self._engine.get_global_grad_norm()
 
     def loss_scale(self) -> float | None:
-        """See Engine."""
         return float(self._engine.optimizer.loss_scale) if self._job.precision == "fp16" else None
 
     def skipped_steps(self) -> int:
-        """See Engine."""
         return int(self._engine.skipped_steps)
 
     def non_finite(self) -> str | None:
@@ -284,40 +282,38 @@ class DeepSpeed(MicroSteps):
         return first_not_finite(self._held(), self.device)
 
     def _held(self) -> Iterator[tuple[str, Any]]:
+        """Each trained weight's name, and this rank's part of it; None for a part on an NVMe disk."""
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                own = getattr(parameter, "ds_tensor", parameter)
-                there = getattr(getattr(own, "status", None), "name", "AVAILABLE") == "AVAILABLE"
-                yield name, own if there else None
+                part = getattr(parameter, "ds_tensor", parameter)
+                in_memory = getattr(getattr(part, "status", None), "name", "AVAILABLE") == "AVAILABLE"
+                yield name, part if in_memory else None
 
     def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""
-        first, weights = dist.get_rank() == 0, {}
-        there = dict(itertools.chain(
-            self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False)
-        ))  # fmt: skip
+        weights = {}
+        tensors = all_tensors(self.module)
         for name in names:
-            partitioned = hasattr(there[name], "ds_id")
+            tensor = tensors[name]
+            partitioned = hasattr(tensor, "ds_id")
             layer = self.module.get_submodule(name.rpartition(".")[0])
             with (
-                deepspeed.zero.GatheredParameters([there[name]], enabled=partitioned),
-                tensor_parallel.gathered(layer, there[name]),
+                deepspeed.zero.GatheredParameters([tensor], enabled=partitioned),
+                tensor_parallel.gathered(layer, tensor),
             ):
-                if first:
-                    whole = there[name].detach()
-                    # What is on the CPU already is taken apart again.
-                    weights[name] = (
-                        whole.clone() if partitioned and whole.device.type == "cpu" else whole.cpu()
-                    )
+                if dist.get_rank() == 0:
+                    whole = tensor.detach()
+                    # A gathered weight that is on the CPU already is released again: `cpu` would not copy it.
+                    weights[name] = whole.clone() if partitioned and not whole.is_cuda else whole.cpu()
         return weights
 
     @contextmanager
     def whole(self) -> Iterator[bool]:
-        """Under ZeRO-3 gathered once, and the hooks that would gather and release them at each layer taken off."""
+        """See Engine. Under ZeRO-3 weights are gathered once, without the hooks that gather and release each layer."""
         parameters = list(self.module.parameters())
         if self._job.zero_stage < 3:
             yield True
-        elif not room_for(sum(one.ds_numel * one.element_size() for one in parameters), self.device):
+        elif not room_for(sum(weight.ds_numel * weight.element_size() for weight in parameters), self.device):
             yield False
         else:
             with (
@@ -327,30 +323,33 @@ class DeepSpeed(MicroSteps):
                 yield True
 
     def save(self, folder: Path, step: int) -> None:
-        """See Engine."""
         self._engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
             exclude_frozen_parameters=self._job.peft.freezes,
         )  # fmt: skip
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
-        """What the same layout wrote is read by DeepSpeed itself, everything else by `resharding`."""
+        """See Engine. DeepSpeed reads what the same layout wrote, `resharding` everything else."""
         job, wanted = self._job, layout(self._job)
-        if written != wanted:
-            if written.get("pp", 1) > 1:
-                what = f"was written in {written['pp']} stages of a pipeline, which no other ranks read"
-                raise DsrunError(what, where=str(folder), hint="Continue it as it was started.")
-            hint = "Continue it with the preset and the number of ranks that wrote it."
-            if _uses_nvme(written) or _uses_nvme(wanted):
-                what = "what an NVMe disk's swap files hold can't be divided over other ranks"
-                raise DsrunError(what, where=str(folder), hint=hint)
-            if job.training.optimizer != ADAMW:
-                what = f"states of {job.training.optimizer} can't be divided over other ranks"
-                raise DsrunError(what, where=str(folder), hint=hint)
-            return resharding.load(self._engine, folder, tp=job.parallel.tp, wrote=written.get("tp", 1))
-        # What isn't trained is in no checkpoint: it was read from the model's own folder.
+        if written == wanted:
+            return self._load_alike(folder)
+        hint, why = "Continue it with the preset and the number of ranks that wrote it.", ""
+        if written.get("pp", 1) > 1:
+            why = f"was written in {written['pp']} stages of a pipeline, which no other ranks read"
+            hint = "Continue it as it was started."
+        elif _uses_nvme(written) or _uses_nvme(wanted):
+            why = "what an NVMe disk's swap files hold can't be divided over other ranks"
+        elif job.training.optimizer != ADAMW:
+            why = f"states of {job.training.optimizer} can't be divided over other ranks"
+        if why:
+            raise DsrunError(why, where=str(folder), hint=hint)
+        return resharding.load(self._engine, folder, tp=job.parallel.tp, wrote=written.get("tp", 1))
+
+    def _load_alike(self, folder: Path) -> int:
+        """Load a checkpoint of the same layout; returns the steps done."""
+        # Weights that aren't trained are in no checkpoint: they were read from the model's own folder.
         path, state = self._engine.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_module_strict=not job.peft.freezes
+            str(folder.parent), tag=folder.name, load_module_strict=not self._job.peft.freezes
         )
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load {folder}")
@@ -361,26 +360,24 @@ class DeepSpeed(MicroSteps):
 def _without_hooks(offload: Any) -> Iterator[None]:
     """Forwards without ZeRO-3's own hooks (runtime/zero/parameter_offload.py), which are put back where they were.
 
-    Others stay. DeepSpeed's way of registering them again would number the layers anew, and forget the order in which
-    weights are fetched ahead.
+    Other hooks stay. DeepSpeed's way of registering its own again would number the layers anew, and forget the order in
+    which weights are fetched ahead.
     """
     handles = [offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
-    kept = []
-    for handle in handles:
-        hooks = handle.hooks_dict_ref()
-        kept.append((hooks, list(hooks.items())))
+    # Hooks run in the order of these dictionaries: all of their items are put back, not only what was taken out.
+    before = [(handle.hooks_dict_ref(), list(handle.hooks_dict_ref().items())) for handle in handles]
     for handle in handles:
         handle.hooks_dict_ref().pop(handle.id, None)
     try:
         yield
     finally:
-        for hooks, items in kept:
+        for hooks, items in before:
             hooks.clear()
             hooks.update(items)
 
 
-def _uses_nvme(found: Mapping[str, Any]) -> bool:
+def _uses_nvme(layout: Mapping[str, Any]) -> bool:
     """Whether a layout keeps the optimizer's states or the weights in swap files."""
-    zero = found.get("zero_optimization", {})
+    zero = layout.get("zero_optimization", {})
     sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
     return any(section.get("device") == "nvme" for section in sections)

@@ -37,8 +37,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from dsrun.errors import DsrunError
 from dsrun.job.job import FsdpSpec, Job
-from dsrun.training.engines import MicroSteps, sharded_files
-from dsrun.training.engines.on_ranks import first_not_finite, room_for
+from dsrun.training.engines import MicroSteps
+from dsrun.training.engines.checkpoints import sharded_files
+from dsrun.training.engines.on_ranks import all_tensors, first_not_finite, room_for
 from dsrun.training.engines.optimizers import sharded_optimizer
 from dsrun.training.models.layers import layers_of
 
@@ -59,7 +60,7 @@ def connect() -> None:
 
 
 def awareness(job: Job) -> None:
-    """Nothing: transformers makes no partitioned model here."""
+    """None: transformers makes no partitioned model here."""
 
 
 def unaware() -> AbstractContextManager[None]:
@@ -82,7 +83,7 @@ def fill(job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: tor
         return first, min(count, first + most) - first
 
     skeleton.fill_rows(
-        stored, device, rows, lambda own, mould: _stand_in(mould, own.to(_keeps_on(job)), device)
+        stored, device, rows, lambda part, mould: _stand_in(mould, part.to(_keeps_on(job)), device)
     )
 
 
@@ -99,7 +100,8 @@ def divided(job: Job, read: Callable[[], Any], outline: Callable[[], Any], devic
             dist.broadcast(buffer, 0)
     for names, weight in list(_tied(model)):
         values = torch.empty_like(weight, device="cpu") if weight.is_meta else weight.detach()
-        part = distribute_tensor(values.to(mesh.device_type), mesh, _placements(mesh))
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        part = distribute_tensor(values.to(mesh.device_type), mesh, placements)
         _put(model, names, _stand_in(weight, part.to_local(), device))
     return model
 
@@ -131,22 +133,21 @@ class Fsdp(MicroSteps):
     def __init__(self, model: Any, job: Job, device: torch.device) -> None:
         self.module, self.device, self._job, self._spec = model, device, job, _spec(job)
         self.train, self.eval = model.train, model.eval
-        self._trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        parameters = model.named_parameters()
+        self._trained = {name: weight for name, weight in parameters if weight.requires_grad}
         self._optimizer = sharded_optimizer(job, self._trained.values())
         self._micro_steps, self._norm = 0, None
-        self._said_last: bool | None = None
+        self._given_last: bool | None = None
         check_engaged(model, self._spec.shard_ranks)
 
     def __call__(self, **batch: Any) -> Any:
         return self.module(**batch)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See Engine."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
     def learning_rate(self) -> float:
-        """See Engine."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def backward(self, share: torch.Tensor) -> None:
@@ -161,55 +162,51 @@ class Fsdp(MicroSteps):
         (share * dist.get_world_size()).backward()
 
     def last_micro_step(self, last: bool) -> None:
-        """See Engine."""
-        self._said_last = last
+        self._given_last = last
 
     @property
     def _is_last(self) -> bool:
-        """Whether the micro-step that goes on is a step's last: as it was said, or by their number."""
-        if self._said_last is not None:
-            return self._said_last
+        """Whether the present micro-step is a step's last: as `last_micro_step` says, or by its number."""
+        if self._given_last is not None:
+            return self._given_last
         return self._micro_steps + 1 == self._spec.grad_accum
 
     def step(self) -> None:
-        """See Engine. The norm is of the whole gradient."""
+        """See Engine. The norm is that of the whole gradient."""
         if not self._is_last:
             self._micro_steps += 1
             return
         self._micro_steps = 0
-        weights = [one for one in self._trained.values() if one.grad is not None]
-        self._norm = whole_norm([one.grad for one in weights])
+        weights = [weight for weight in self._trained.values() if weight.grad is not None]
+        self._norm = whole_norm([weight.grad for weight in weights])
         if self._spec.grad_clip:
             nn.utils.clip_grads_with_norm_(weights, self._spec.grad_clip, self._norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> torch.Tensor | None:
-        """See Engine."""
         return self._norm
 
     def loss_scale(self) -> None:
         """None: there is no fp16."""
 
     def skipped_steps(self) -> int:
-        """None of them is."""
+        """0: no step is skipped."""
         return 0
 
     def non_finite(self) -> str | None:
-        """Each rank looks at its rows."""
+        """See Engine. Each rank looks at its rows."""
         self._reshard()
-        return first_not_finite(((name, one.to_local()) for name, one in self._trained.items()), self.device)
+        rows = ((name, weight.to_local()) for name, weight in self._trained.items())
+        return first_not_finite(rows, self.device)
 
     def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """One weight at a time is gathered on every rank; of the type that is computed with."""
+        """See Engine. One weight at a time is gathered on every rank, in the type that is computed with."""
         self._reshard()
         weights, dtype = {}, _computed(self._job)
-        there = {
-            **dict(self.module.named_parameters(remove_duplicate=False)),
-            **dict(self.module.named_buffers(remove_duplicate=False)),
-        }
+        tensors = all_tensors(self.module)
         for name in names:
-            whole = there[name].detach()
+            whole = tensors[name].detach()
             if isinstance(whole, DTensor):
                 whole = whole.to(self.device, dtype).full_tensor()
             if dist.get_rank() == 0:
@@ -218,8 +215,8 @@ class Fsdp(MicroSteps):
 
     @contextmanager
     def whole(self) -> Iterator[bool]:
-        """Gathered once, and kept past each forward."""
-        wanted = sum(one.numel() for one in self.module.parameters()) * _computed(self._job).itemsize
+        """See Engine. Weights are gathered once, and kept past each forward."""
+        wanted = sum(map(torch.numel, self.module.parameters())) * _computed(self._job).itemsize
         if not room_for(wanted, self.device):
             yield False
             return
@@ -235,8 +232,7 @@ class Fsdp(MicroSteps):
 
     def save(self, folder: Path, step: int) -> None:
         """See Engine: torch's own distributed format (sharded_files)."""
-        self._reshard()
-        tensors = {sharded_files.MODEL + name: one.detach() for name, one in self._trained.items()}
+        tensors = self._weights()
         for name, weight in self._trained.items():
             for key, state in self._optimizer.state[weight].items():
                 if isinstance(state, torch.Tensor):
@@ -248,11 +244,10 @@ class Fsdp(MicroSteps):
         if written.get("engine") != "fsdp":
             hint = "Continue it with the preset that wrote it."
             raise DsrunError("is no checkpoint of FSDP's", where=str(folder), hint=hint)
-        self._reshard()
         steps = torch.tensor(0)
-        tensors: dict[str, torch.Tensor] = {sharded_files.STEP: steps}
-        tensors |= {sharded_files.MODEL + name: one.detach() for name, one in self._trained.items()}
+        tensors = {sharded_files.STEP: steps, **self._weights()}
         states: dict[str, dict[str, torch.Tensor]] = {}
+        # An optimizer makes its states in its first step, so there are none yet: room is made for those in the folder.
         for path, saved in sharded_files.stored(folder).items():
             name, _, key = path.removeprefix(sharded_files.OPTIMIZER).rpartition(".")
             if path.startswith(sharded_files.OPTIMIZER) and name in self._trained:
@@ -262,8 +257,13 @@ class Fsdp(MicroSteps):
             self._optimizer.state[self._trained[name]] = state
         return int(steps)
 
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The rows of the trained weights, by their names in a checkpoint."""
+        self._reshard()
+        return {sharded_files.MODEL + name: weight.detach() for name, weight in self._trained.items()}
+
     def _state(self, weight: DTensor, saved: Any) -> torch.Tensor:
-        """Room for a state of a weight's: of its shape and division, or a number for all of it (Adam's count)."""
+        """An empty state of a weight: of its shape and division, or one number (Adam's count)."""
         if saved.size == weight.shape:
             return torch.zeros_like(weight, dtype=saved.properties.dtype)
         fused = self._optimizer.param_groups[0].get("fused")  # which counts on the device
@@ -272,17 +272,17 @@ class Fsdp(MicroSteps):
         )
 
     def _reshard(self) -> None:
-        """Weights as rows again: after a forward without a backward the model's own stay gathered."""
+        """Make rows of weights again: after a forward without a backward the model's own stay gathered."""
         for part in _parts(self.module):
             part.reshard()
 
 
 def whole_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norm of all of them together, a scalar in float32, after one all-reduce where they are DTensors.
+    """The norm of all gradients together, a scalar in float32, after one all-reduce where they are DTensors.
 
-    Summed in fp64, as DeepSpeed does under ZeRO: torch sums that of four million numbers 7e-4 wrong in fp32 on CPUs.
+    Summed in fp64, as DeepSpeed does under ZeRO: on CPUs torch's fp32 sum over four million numbers is off by 7e-4.
     """
-    norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in gradients]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float()
 
@@ -291,12 +291,9 @@ def check_engaged(model: Any, shard_ranks: int) -> None:
     """Raise RuntimeError where a weight is not divided over this many ranks: it would train all the same, in more
     memory."""
     for name, weight in model.named_parameters():
-        there = (
-            isinstance(weight, DTensor)
-            and weight.device_mesh.size(weight.device_mesh.ndim - 1) == shard_ranks
-        )
-        most = -(-weight.shape[0] // shard_ranks) if there else 0
-        if not there or weight.to_local().shape[0] > most:
+        mesh = weight.device_mesh if isinstance(weight, DTensor) else None
+        most = -(-weight.shape[0] // shard_ranks)
+        if mesh is None or mesh.size(mesh.ndim - 1) != shard_ranks or weight.to_local().shape[0] > most:
             raise RuntimeError(f"{name} is not sharded over {shard_ranks} ranks")
     if not isinstance(model, FSDPModule):
         raise RuntimeError(f"{type(model).__name__} is not FSDP's")
@@ -309,7 +306,7 @@ def _spec(job: Job) -> FsdpSpec:
 
 
 def _device(job: Job) -> torch.device:
-    """What this rank computes on."""
+    """The device that this rank computes on."""
     gpus = job.accelerator == "cuda"
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
 
@@ -332,26 +329,24 @@ def _mesh(job: Job, kind: str) -> DeviceMesh:
     return init_device_mesh(kind, (copies, shard), mesh_dim_names=("copies", "shard"))
 
 
-def _placements(mesh: DeviceMesh) -> list[Any]:
-    return [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
-
-
-def _stand_in(mould: nn.Parameter, own: torch.Tensor, device: torch.device) -> nn.Parameter:
+def _stand_in(mould: nn.Parameter, rows: torch.Tensor, device: torch.device) -> nn.Parameter:
     """A weight of the whole shape, which takes no memory and bears a rank's own rows of it.
 
-    An adapter that is put on the model sees the layer's size and device; of a DTensor PEFT takes a rank's rows for all
-    (tuners_utils.py, for tensor parallelism).
+    So an adapter that is put on the model sees the layer's size and device. Of a DTensor, PEFT would take a rank's rows
+    for the whole weight (tuners_utils.py, for tensor parallelism).
     """
-    one = torch.zeros((), dtype=own.dtype, device=device)
-    weight = nn.Parameter(one.expand(mould.shape), requires_grad=mould.requires_grad)
-    weight.rows = own
+    zero = torch.zeros((), dtype=rows.dtype, device=device)
+    weight = nn.Parameter(zero.expand(mould.shape), requires_grad=mould.requires_grad)
+    weight.rows = rows
     return weight
 
 
-def _put_in(own: torch.Tensor, weight: DTensor, device: torch.device, keeps_on: torch.device) -> nn.Parameter:
-    """A rank's own rows as its part of what fully_shard has made of a weight's shape."""
+def _put_in(
+    rows: torch.Tensor, weight: DTensor, device: torch.device, keeps_on: torch.device
+) -> nn.Parameter:
+    """A weight that fully_shard has divided, with this rank's rows. weight: the same, without values."""
     part = DTensor.from_local(
-        own.to(device), weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
+        rows.to(device), weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
         stride=weight.stride(),
     )  # fmt: skip
     return nn.Parameter(part.to(keeps_on), requires_grad=weight.requires_grad)
@@ -373,7 +368,10 @@ def _shard(model: Any, job: Job, mesh: DeviceMesh) -> None:
 
 
 def _take_out(model: Any, job: Job) -> dict[str, torch.Tensor]:
-    """The rows, by the first of each weight's names, of which shapes stay; what is trained beside them becomes fp32."""
+    """Take the rows out of a model, which keeps shapes; returns them by the first of each weight's names.
+
+    Trained weights without rows, an adapter's, become fp32 in a bf16 job.
+    """
     rows: dict[str, torch.Tensor] = {}
     for names, weight in list(_tied(model)):
         if hasattr(weight, "rows"):
@@ -387,19 +385,19 @@ def _take_out(model: Any, job: Job) -> dict[str, torch.Tensor]:
 
 def _tied(model: Any) -> Iterator[tuple[list[str], Any]]:
     """Each parameter once, with all its names, in their order."""
-    found: dict[int, tuple[list[str], Any]] = {}
+    by_id: dict[int, tuple[list[str], Any]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(weight), ([], weight))[0].append(name)
-    yield from found.values()
+        by_id.setdefault(id(weight), ([], weight))[0].append(name)
+    yield from by_id.values()
 
 
 def _put(model: Any, names: list[str], weight: nn.Parameter) -> None:
-    """A parameter under all its names."""
+    """Set a parameter under all its names."""
     for name in names:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, weight)
 
 
 def _parts(model: Any) -> list[Any]:
-    """What fully_shard was called on; the model is the first."""
+    """The modules that fully_shard was called on, the model first."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

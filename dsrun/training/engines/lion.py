@@ -9,7 +9,8 @@ import torch
 
 
 class Lion(torch.optim.Optimizer):  # type: ignore[misc]
-    """Steps each weight by itself, so that ZeRO may divide them as it likes. One state of a weight's own type."""
+    """Lion over weights that are stepped one by one, so that ZeRO may divide them. One state, of a weight's own
+    type."""
 
     def __init__(
         self,
@@ -22,7 +23,7 @@ class Lion(torch.optim.Optimizer):  # type: ignore[misc]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the gradients that are there."""
+        """Step every weight that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""What several engines ask of all ranks at once. Every rank has to make the same calls."""
+"""Questions of several engines. The first two go to all ranks: every rank has to make the same calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.host.memory import host_ram
-from dsrun.options.groups import GATHERED_SHARE
+from dsrun.options.table import GATHERED_SHARE
 from dsrun.training.finite import is_finite
 
 
@@ -29,15 +29,21 @@ def room_for(wanted: float, device: torch.device) -> bool:
 def first_not_finite(held: Iterable[tuple[str, Any]], device: torch.device) -> str | None:
     """The first weight with a value that is no number on any rank.
 
-    held: the names of all weights, in the same order on all ranks, and what this rank holds of each; None: nothing that
-    can be looked at.
+    held: the names of all weights, in the same order on all ranks, and this rank's part of each; None: there is none,
+    or none that can be looked at.
     """
     names: list[str] = []
     first = None
-    for name, own in held:
-        if first is None and own is not None and not is_finite(own):
+    for name, part in held:
+        if first is None and part is not None and not is_finite(part):
             first = len(names)
         names.append(name)
-    found = torch.tensor(len(names) if first is None else first, device=device)
-    dist.all_reduce(found, dist.ReduceOp.MIN)
-    return names[int(found)] if int(found) < len(names) else None
+    number = torch.tensor(len(names) if first is None else first, device=device)
+    dist.all_reduce(number, dist.ReduceOp.MIN)
+    return names[int(number)] if int(number) < len(names) else None
+
+
+def all_tensors(module: torch.nn.Module) -> dict[str, Any]:
+    """Weights and buffers of a model, a tied one under each of its names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}

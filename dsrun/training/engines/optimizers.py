@@ -16,7 +16,7 @@ a tensor's elements in 32 bits (backends/cuda/ops.py: ct.c_int32(g.numel())): wi
 one group it would step a part of them, or none, without an error."""
 MOST_ELEMENTS = (1 << 31) - 1
 WHOLE_ELEMENTS = "dsrun_whole_elements"
-"""An attribute of weights of which a rank has a part, whatever ZeRO does with that: how many the whole one has."""
+"""Attribute of a weight of which a rank has a tensor-parallel part: how many elements the whole weight has."""
 
 
 def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
@@ -59,7 +59,7 @@ def _class_of(name: str, place: str) -> Any:
 def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) -> list[list[Any]]:
     """Weights in groups of at most `most` elements, in their order; a larger one alone.
 
-    shares: in how many parts a weight is stepped. Raises DsrunError where such a part can't be counted.
+    shares: the ranks that step a group, each a part. Raises DsrunError where a weight's part can't be counted.
     """
     groups: list[list[Any]] = []
     room = 0
@@ -80,6 +80,6 @@ def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) 
 
 
 def elements(parameter: Any) -> int:
-    """Of a whole weight; what a rank holds of it is less under tensor parallelism, and under ZeRO-3 less or nothing."""
+    """Elements of a whole weight. A rank may hold fewer: under tensor parallelism, or under ZeRO-3 perhaps none."""
     divided = getattr(parameter, WHOLE_ELEMENTS, None)
     return int(divided or getattr(parameter, "ds_numel", None) or parameter.numel())

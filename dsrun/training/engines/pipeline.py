@@ -29,6 +29,7 @@ from deepspeed.runtime.utils import partition_balanced
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
 from dsrun.training import pickles
+from dsrun.training.barrier import from_all_ranks
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.engines import deepspeed, zero
 from dsrun.training.engines.deepspeed import (
@@ -61,11 +62,10 @@ class PipelineEmbedding(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def weight(self) -> torch.Tensor:
-        """What TiedLayerSpec ties."""
+        """The weight that TiedLayerSpec ties."""
         return self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """See above."""
         return self.embed(ids)
 
 
@@ -80,43 +80,32 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc]
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[examples, tokens, hidden] in and out."""
         positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        found = self.layer(
+        output = self.layer(
             hidden, attention_mask=None, position_ids=positions,
             position_embeddings=self.rotary(hidden, positions), use_cache=False,
         )  # fmt: skip
-        return found[0] if isinstance(found, tuple) else found
+        return output[0] if isinstance(output, tuple) else output
 
 
-class PipelineNorm(torch.nn.Module):  # type: ignore[misc]
-    """The last norm."""
+class PipelineEnd(torch.nn.Module):  # type: ignore[misc]
+    """The last norm, or the head: hidden states to logits, [examples, tokens, vocabulary]. name: see `prefix`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__()
-        self.norm = model.model.norm
+        self.add_module(name, module)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[examples, tokens, hidden] in and out."""
-        return self.norm(hidden)
-
-
-class PipelineHead(torch.nn.Module):  # type: ignore[misc]
-    """Hidden states to logits, [examples, tokens, vocabulary]."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.head = model.lm_head
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See above."""
-        return self.head(hidden)
+        """hidden: [examples, tokens, hidden]."""
+        (module,) = self.children()
+        return module(hidden)
 
 
 def specs(model: Any) -> list[LayerSpec]:
     """The pipeline's layers, of which each stage builds its own: embedding, layers, norm, head."""
     middle = [LayerSpec(PipelineLayer, model, number) for number in range(model.config.num_hidden_layers)]
-    middle.append(LayerSpec(PipelineNorm, model))
+    middle.append(LayerSpec(PipelineEnd, "norm", model.model.norm))
     if not model.config.tie_word_embeddings:
-        return [LayerSpec(PipelineEmbedding, model), *middle, LayerSpec(PipelineHead, model)]
+        return [LayerSpec(PipelineEmbedding, model), *middle, LayerSpec(PipelineEnd, "head", model.lm_head)]
 
     def head(tied: PipelineEmbedding, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ tied.weight.t()
@@ -133,13 +122,13 @@ def prefix(key: str, place: int) -> str:
 
 
 def initialize(job: Job, model: Any) -> Pipeline:
-    """See Backend. model: whole, on the CPU; of what other stages hold, shapes are left."""
+    """See Backend. model: whole, on the CPU; the other stages' layers lose their memory, and only their shapes stay."""
     net = PipelineModule(
         specs(model), num_stages=job.parallel.pp, partition_method="type:PipelineLayer", dynamic_shape=True
     )
-    own = set(map(id, net.modules()))
+    held = set(map(id, net.modules()))
     for module in model.modules():
-        if id(module) not in own and not any(id(one) in own for one in module.modules()):
+        if not any(id(part) in held for part in module.modules()):
             module.to("meta")
     engine = deepspeed.engine_of(job, net)
     zero.engaged(job, engine)
@@ -152,19 +141,19 @@ def layout(job: Job) -> dict[str, Any]:
 
 
 def rank_of(job: Job, file: Path) -> int:
-    """A layer's file is written by the first rank of its stage (PipelineModule.save_state_dict), of the others the name
-    says the stage (mp_rank) and, where each data-parallel rank has one, which."""
-    if found := LAYER_FILE.search(file.name):
-        return _stage_of(int(found[1]), _layers(job), job.parallel.pp) * job.dp_size
+    """See Backend. The first rank of a stage writes its layers' files (PipelineModule.save_state_dict). The names of
+    the others have the stage (mp_rank) and, where each data-parallel rank writes one, that rank."""
+    if layer := LAYER_FILE.search(file.name):
+        return _stage_of(int(layer[1]), _layers(job), job.parallel.pp) * job.dp_size
     share, stage = (re.search(rf"{name}_rank_(\d+)_", file.name) for name in ("_pp", "mp"))
     return (int(stage[1]) if stage else 0) * job.dp_size + int(share[1] if share else 0)
 
 
 def _layers(job: Job) -> int:
-    """Of the model's, how many."""
-    config = Path(job.prepared.model_dir, "config.json")
-    known = job.model.architecture or json.loads(config.read_text(encoding="utf-8"))
-    return int(known["num_hidden_layers"])
+    """The number of layers in the job's model."""
+    path = Path(job.prepared.model_dir, "config.json")
+    config = job.model.architecture or json.loads(path.read_text(encoding="utf-8"))
+    return int(config["num_hidden_layers"])
 
 
 def _stage_of(place: int, layers: int, stages: int) -> int:
@@ -175,13 +164,13 @@ def _stage_of(place: int, layers: int, stages: int) -> int:
 
 def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every weight in a checkpoint's files of layers, by transformers' name; a tied head has none of its own."""
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("layer_*-model_states.pt")):
         place = int(LAYER_FILE.search(file.name)[1])  # type: ignore[index]
         for key, value in pickles.load(file).items():
             if not key.startswith("rotary."):
-                found[prefix(key, place)] = value
-    return found
+                weights[prefix(key, place)] = value
+    return weights
 
 
 class Pipeline(deepspeed.DeepSpeed):
@@ -199,12 +188,11 @@ class Pipeline(deepspeed.DeepSpeed):
         }
         if (
             model.config.tie_word_embeddings
-        ):  # what was tied to a weight of another stage is a shape of its own by now
+        ):  # a head tied to another stage's weight is a shape of its own by now
             model.lm_head.weight = model.model.embed_tokens.weight
-        own: list[Any] = [None] * job.world_size
-        dist.all_gather_object(own, list(self._names))
-        # The first rank that has a weight.
-        self._owners = {name: rank for rank in reversed(range(job.world_size)) for name in own[rank]}
+        names = from_all_ranks(list(self._names))
+        # The owner is the first rank that has a weight: going backwards, it is written last.
+        self._owners = {name: rank for rank in reversed(range(job.world_size)) for name in names[rank]}
         self._check()
 
     def _check(self) -> None:
@@ -214,25 +202,25 @@ class Pipeline(deepspeed.DeepSpeed):
         """
         grid, parallel = self._engine.grid, self._job.parallel
         layers = {name.split(".")[2] for name in self._names if name.startswith("model.layers.")}
-        there = self.module.config.num_hidden_layers
+        total = self.module.config.num_hidden_layers
         engaged = (
             grid.get_pipe_parallel_world_size() == parallel.pp
             and grid.get_data_parallel_world_size() == self._job.dp_size
             and grid.get_data_parallel_id() == self._job.dp_index(dist.get_rank())
-            and 0 < len(layers) < there
+            and 0 < len(layers) < total
         )
         if not engaged:
-            what = f"DeepSpeed has given this rank {len(layers)} of {there} layers in {parallel.pp} stages"
+            what = f"DeepSpeed has given this rank {len(layers)} of {total} layers in {parallel.pp} stages"
             hint = "Train without it, and report it with the version of DeepSpeed."
             raise TrainingError(what, where=f"--pp {parallel.pp}", hint=hint)
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """A micro batch's cross-entropy of the next token, summed and divided: by what `take_step` or a call says."""
+        """A micro batch's cross-entropy of the next token: the sum, divided by what `take_step` or a call has set."""
         targets = labels[:, 1:].flatten()
-        found = torch.nn.functional.cross_entropy(
+        entropy = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum"
         )
-        return found / self._divisor
+        return entropy / self._divisor
 
     def take_step(
         self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Any, *, varies: bool = False
@@ -240,8 +228,8 @@ class Pipeline(deepspeed.DeepSpeed):
         """See Engine. DeepSpeed averages over micro batches and pipelines, which is undone in the divisor."""
         del loss, varies  # one would take a model's whole forward, the other is refused before the start
         self._divisor = totals.target_tokens / totals.micro_batches
-        self._engine.train_batch(data_iter=((one["input_ids"], one["labels"]) for one in batches))
-        # All stages know the pipeline's mean; the parts of all ranks are to add up.
+        self._engine.train_batch(data_iter=((batch["input_ids"], batch["labels"]) for batch in batches))
+        # All stages know the pipeline's mean. Only the first gives it, for the parts of all ranks are to add up.
         part = self._engine.dp_group_loss.detach().float() / self._job.dp_size
         return part if self._engine.is_first_stage() else torch.zeros_like(part)
 
@@ -249,22 +237,22 @@ class Pipeline(deepspeed.DeepSpeed):
         """A forward without gradients, for all ranks at once. The same loss on all stages; no logits."""
         self._divisor = float(batch["num_items_in_batch"])
         pair = (batch["input_ids"], batch["labels"])
-        found = self._engine.eval_batch(
+        losses = self._engine.eval_batch(
             iter([pair]), reduce_output=None, bcast_loss=False, num_micro_batches=1
         )
         grid, stages = self._engine.grid, self._job.parallel.pp
         value = torch.zeros((), device=self.device)
         if self._engine.is_last_stage():
-            value.copy_(found[0].detach())
+            value.copy_(losses[0].detach())
         dist.broadcast(value, grid.stage_to_global(stage_id=stages - 1), group=grid.get_pipe_parallel_group())
         return SimpleNamespace(loss=value)
 
     def non_finite(self) -> str | None:
-        """Each rank looks at its stage."""
+        """See Engine. Each rank looks at its stage."""
         return first_not_finite(((name, self._names.get(name)) for name in self._owners), self.device)
 
     def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """One weight at a time comes from the first rank of its stage."""
+        """See Engine. One weight at a time comes from the first rank of its stage."""
         rank, weights = dist.get_rank(), {}
         for name in names:
             owner = self._owners[name]
@@ -280,19 +268,17 @@ class Pipeline(deepspeed.DeepSpeed):
 
     @contextmanager
     def whole(self) -> Iterator[bool]:
-        """A forward takes every stage."""
+        """See Engine. No rank can hold all weights: a forward takes every stage."""
         yield False
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
-        """Only by the ranks that wrote it: layers and the optimizer's states are divided by stage."""
+        """See Engine. Only the layout that wrote it reads it: layers and the optimizer's states are divided by
+        stage."""
         if written != layout(self._job):
             what = f"was written by {written.get('world_size')} ranks in {written.get('pp', 1)} stages"
             hint = "Continue it as it was started: as many ranks, --pp and preset."
             raise DsrunError(what, where=str(folder), hint=hint)
-        path, state = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
-        if path is None:
-            raise RuntimeError(f"DeepSpeed could not load {folder}")
-        return int(state["step"])
+        return self._load_alike(folder)
 
 
 def _own_layers(net: Any) -> Iterator[tuple[int, Any]]:

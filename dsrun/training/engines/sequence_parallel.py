@@ -3,8 +3,8 @@
 Every rank of a group has a run of tokens of the same sequence, and all weights. Only attention needs the others'
 tokens: there ranks exchange them for heads, so that each attends over the whole sequence with its share of the heads,
 and exchange back (arXiv:2309.14509). DeepSpeed's wrapper takes the place of an attention function in transformers'
-table (runtime/sequence_parallel/ulysses_sp.py). It throws every mask away; what keeps packed examples apart are the
-borders that `varlen.attend` is told, which are those of the whole sequence on every rank.
+table (runtime/sequence_parallel/ulysses_sp.py). It throws every mask away. Packed examples are kept apart by the
+borders that `varlen.attend` gets: on every rank those of the whole sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dsrun.training.models import varlen
 
 
 def register(job: Job, model: Any) -> Any:
-    """Put the exchange around the model's attention; returns what DeepSpeed asks for its groups, None without --sp.
+    """Put the exchange around the model's attention; returns DeepSpeed's `mpu`, which knows the groups; None without
+    --sp.
 
     Raises TrainingError unless the attention that transformers will call exchanges heads in groups of that size.
     """
@@ -42,7 +43,7 @@ def register(job: Job, model: Any) -> Any:
 
 
 def averaged(job: Job) -> int:
-    """Over how many ranks DeepSpeed averages gradients: all of them at stage 3, below it the data-parallel ones.
+    """The ranks over which DeepSpeed averages gradients: all of them at stage 3, below it the data-parallel ones.
 
     A rank's share of the loss is that of its tokens alone, without any exchange, so this is all that has to be undone.
     The loss that DeepSpeed documents (an all_gather over the group) is right at stage 3 only.

@@ -1,6 +1,6 @@
-"""Tensor parallelism as DeepSpeed does it (AutoTP), and what has to be seen to around it.
+"""Tensor parallelism as DeepSpeed does it (AutoTP), and three things that dsrun has to see to around it.
 
-Where a comment names a file, it is DeepSpeed 0.19's. How a network is divided says dsrun/models/tensor_parallel.py.
+Where a comment names a file, it is DeepSpeed 0.19's. dsrun/models/tensor_parallel.py says how a network is divided.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dsrun.models.tensor_parallel import NETWORKS
 from dsrun.training.engines.optimizers import WHOLE_ELEMENTS
 
 DIVIDED = "ds_is_replaced_module"
-"""What AutoTP sets on a weight of which a rank has a part (module_inject/layers.py)."""
+"""Attribute that AutoTP sets on a weight of which a rank has a part (module_inject/layers.py)."""
 KINDS = ("LinearLayer", "LinearAllreduce", "SubParamLinearLayer")
-"""The classes that it puts in the place of divided layers."""
+"""Classes that AutoTP puts in the place of divided layers."""
 
 
 @contextmanager
 def dividing(job: Job) -> Iterator[None]:
-    """For the time in which DeepSpeed divides the model: PEFT's layers hide that they have a weight.
+    """While DeepSpeed divides the model, PEFT's layers hide that they have a weight.
 
     AutoTP takes whatever has a `weight` of two dimensions for a linear layer and looks no further
     (`_replace_module` in module_inject/auto_tp.py), and PEFT's layers show their inner layer's.
@@ -44,8 +44,8 @@ def dividing(job: Job) -> Iterator[None]:
 def engaged(job: Job, model: Any) -> None:
     """Raise TrainingError unless the model is divided as the job says: every layer of each block, over that many ranks.
 
-    Each divided weight is told how large the whole one is. Losses are the same where nothing was divided, so that
-    nobody would see it by them.
+    Each divided weight gets the size of the whole one (WHOLE_ELEMENTS). Losses are the same where nothing was divided,
+    so that nobody would see it by them.
     """
     if job.parallel.tp == 1:
         return
@@ -85,9 +85,9 @@ def gathered(module: Any, parameter: Any) -> Iterator[None]:
     if not getattr(parameter, DIVIDED, False):
         yield
         return
-    own = parameter.data
+    part = parameter.data
     module.gather_params([parameter])
     try:
         yield
     finally:
-        parameter.data = own
+        parameter.data = part

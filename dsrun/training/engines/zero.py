@@ -1,4 +1,4 @@
-"""What ZeRO has divided among ranks, looked at: with nothing divided the losses would be the same.
+"""Checks that ZeRO has divided the weights among ranks. With nothing divided the losses would be the same.
 
 Where a comment names a file, it is DeepSpeed 0.19's.
 """
@@ -14,16 +14,16 @@ from dsrun.errors import TrainingError
 from dsrun.job.job import Job
 
 PADDING = 64
-"""Elements a rank and group, or weight, by which DeepSpeed may fill a part up, at most; it aligns to 2 and 16."""
+"""Elements by which DeepSpeed may fill up a rank's part of a group or a weight, at most; it aligns to 2 and 16."""
 STAGE, SECOND_COPY = f"{ZERO}.stage", f"{ZERO}.zero_hpz_partition_size"
 HINT = "Train with another preset, and report it with the version of DeepSpeed."
 
 
 def engaged(job: Job, engine: Any) -> None:
-    """Raise TrainingError unless the ranks divide what the job's stage says.
+    """Raise TrainingError unless the ranks divide what the job's stage divides.
 
-    Stages 1 and 2: the fp32 weights that an optimizer steps. Stage 3: every weight; with a second copy of the weights
-    (hpZ), the groups that share one. engine: DeepSpeed's own.
+    Stages 1 and 2 divide the fp32 weights that an optimizer steps, stage 3 every weight. A second copy of the weights
+    (hpZ) is shared by smaller groups of ranks. engine: DeepSpeed's own.
     """
     zero = section(job.ds_config, ZERO)
     ranks = job.world_size // (job.parallel.tp * job.parallel.pp)
@@ -43,47 +43,55 @@ def second_copy_ranks(job: Job) -> int:
 
 
 def check_second_copy(parameters: list[Any], ranks: int) -> None:
-    """After a forward: raise TrainingError unless the weights that are not gathered any more have their second copy,
-    shared by this many ranks."""
-    copies = [one for one in parameters if one.ds_secondary_tensor is not None]
-    released = [one for one in parameters if one.ds_status.name == "NOT_AVAILABLE" and one.requires_grad]
-    wrong = [one for one in copies if one.ds_secondary_tensor.ds_numel * ranks != one.ds_numel_aligned]
+    """Raise TrainingError unless, after a forward, released weights have a second copy shared by this many ranks."""
+    copies = [weight for weight in parameters if weight.ds_secondary_tensor is not None]
+    # Weights that stay gathered after a forward have no second copy.
+    released = [
+        weight for weight in parameters if weight.ds_status.name == "NOT_AVAILABLE" and weight.requires_grad
+    ]
+    wrong = [
+        weight for weight in copies if weight.ds_secondary_tensor.ds_numel * ranks != weight.ds_numel_aligned
+    ]
     if wrong or (released and not copies):
         what = f"DeepSpeed keeps a second copy of {len(copies)} weights, of which {len(wrong)} are not"
         raise TrainingError(f"{what} shared by {ranks} ranks", where=SECOND_COPY, hint=HINT)
 
 
 def _stepped(stage: int, engine: Any, ranks: int) -> None:
+    """Raise TrainingError unless this rank's optimizer steps its share of the trained weights."""
     trained = sum(
-        getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters() if one.requires_grad
+        getattr(weight, "ds_numel", weight.numel())
+        for weight in engine.module.parameters()
+        if weight.requires_grad
     )
     optimizer = engine.optimizer
     # In a pipeline in bf16 stage 1 is BF16_Optimizer's (runtime/bf16_optimizer.py).
     parts = getattr(optimizer, "single_partition_of_fp32_groups", None)
     parts = getattr(optimizer, "fp32_groups_flat_partition", []) if parts is None else parts
-    own = sum(one.numel() for one in parts)
-    if not 0 <= own * ranks - trained <= PADDING * ranks * len(parts):
-        what = f"this rank steps {own:,} of {trained:,} weights, which {ranks} ranks should share at ZeRO-{stage}"
+    stepped = sum(part.numel() for part in parts)
+    if not 0 <= stepped * ranks - trained <= PADDING * ranks * len(parts):
+        what = f"this rank steps {stepped:,} of {trained:,} weights, which {ranks} ranks should share at ZeRO-{stage}"
         raise TrainingError(what, where=STAGE, hint=HINT)
 
 
 def _held(parameters: list[Any], ranks: int) -> None:
-    whole = [one for one in parameters if not hasattr(one, "ds_tensor")]
-    own = sum(one.ds_tensor.ds_numel for one in parameters if hasattr(one, "ds_tensor"))
-    total = sum(one.ds_numel for one in parameters if hasattr(one, "ds_tensor"))
-    if whole or not 0 <= own * ranks - total <= PADDING * ranks * len(parameters):
+    """Raise TrainingError unless this rank holds its share of every weight."""
+    shared = [weight for weight in parameters if hasattr(weight, "ds_tensor")]
+    held = sum(weight.ds_tensor.ds_numel for weight in shared)
+    total = sum(weight.ds_numel for weight in shared)
+    whole = len(parameters) - len(shared)
+    if whole or not 0 <= held * ranks - total <= PADDING * ranks * len(parameters):
         what = (
-            f"this rank holds {own:,} of {total:,} elements, and {len(whole)} of {len(parameters)} weights whole, "
+            f"this rank holds {held:,} of {total:,} elements, and {whole} of {len(parameters)} weights whole, "
             f"which {ranks} ranks should share at ZeRO-3"
         )
         raise TrainingError(what, where=STAGE, hint=HINT)
 
 
 def _groups(parameters: list[Any], ranks: int) -> None:
-    sizes = {
-        dist.get_world_size(one.ds_zero_param_process_group) if one.ds_zero_param_process_group else 1
-        for one in parameters
-    }
+    """Raise TrainingError unless groups of this many ranks share the second copies."""
+    groups = {weight.ds_zero_param_process_group for weight in parameters}
+    sizes = {dist.get_world_size(group) if group else 1 for group in groups}
     if sizes != {ranks}:
         what = f"DeepSpeed shares the second copy of the weights by {sorted(sizes)} ranks, not by {ranks}"
         raise TrainingError(what, where=SECOND_COPY, hint=HINT)

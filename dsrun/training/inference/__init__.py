@@ -1,1 +1,1 @@
-"""A trained model asked: chat, and the held-out prompts of an evaluation."""
+"""Answers of a trained model: chat, and the held-out prompts of an evaluation."""

@@ -26,9 +26,9 @@ from dsrun.training.evaluate import PROMPT_END
 from dsrun.training.inference.generate import Loaded, generate, load, out_of_memory, seed_of
 
 HALF = "\ufffd"
-"""What a tokenizer decodes the bytes of an unfinished character to."""
+"""The letter that a tokenizer makes of an unfinished character's bytes."""
 MOST_HELD = 8
-"""Tokens that are held back at most. A character has four bytes; what is unfinished after more is none."""
+"""Tokens that are held back at most. A character has four bytes; after more it will never be finished."""
 STDIN = "-"
 HELP = """\
 /reset         forget the conversation
@@ -46,23 +46,26 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = self._told = 0  # tokens from _start are decoded again, those before _told are shown
+        self._start = self._shown = (
+            0  # tokens from _start are decoded again, those before _shown are on the screen
+        )
 
     def add(self, token: int) -> str:
         """The text that the token makes whole; empty while a character is unfinished."""
         self._ids.append(token)
-        return self._new(finished=len(self._ids) - self._told > MOST_HELD)
+        return self._new(finished=len(self._ids) - self._shown > MOST_HELD)
 
     def end(self) -> str:
-        """What is still held back."""
+        """The text that is still held back."""
         return self._new(finished=True)
 
     def _new(self, *, finished: bool) -> str:
-        # Decoded with the tokens that were shown last: a token's space depends on the one before it.
-        shown, whole = self._text(self._ids[self._start : self._told]), self._text(self._ids[self._start :])
+        # Decoded with the tokens that were shown last: a token's space depends on the one before it. Those before them
+        # are left out, or a long answer would be decoded from its beginning with each token.
+        shown, whole = self._text(self._ids[self._start : self._shown]), self._text(self._ids[self._start :])
         if not finished and (whole.endswith(HALF) or len(whole) <= len(shown)):
             return ""
-        self._start, self._told = self._told, len(self._ids)
+        self._start, self._shown = self._shown, len(self._ids)
         return whole[len(shown) :]
 
     def _text(self, ids: list[int]) -> str:
@@ -70,7 +73,7 @@ class IncrementalDecoder:
 
 
 class AnswerStreamer:
-    """Writes an answer while it is made, as `generate` wants of a streamer. Counts tokens, keeps the text."""
+    """A streamer for `generate`, which writes an answer while it is made, counts its tokens and keeps its text."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
         self._decoder, self._write = IncrementalDecoder(tokenizer), write
@@ -80,7 +83,7 @@ class AnswerStreamer:
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first (int64, [1, tokens]), then token by token ([1])."""
+        """Take the prompt first (int64, [1, tokens]), then token by token ([1])."""
         if self._prompt_is_next:
             self._prompt_is_next = False
             return
@@ -90,7 +93,7 @@ class AnswerStreamer:
             self._add(self._decoder.add(token))
 
     def end(self) -> None:
-        """The answer is over."""
+        """Write what is held back: the answer is over."""
         self._add(self._decoder.end())
 
     def _add(self, text: str) -> None:
@@ -101,7 +104,7 @@ class AnswerStreamer:
 
 
 class InterruptHandler:
-    """Ctrl-C while an answer is made: the first stops the answer, a second one the program."""
+    """Ctrl-C while an answer is made: the first one stops the answer, the second one the program."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -128,42 +131,49 @@ class InterruptHandler:
 
 
 class ChatSession:
-    """The conversation so far, and how the next answer is made."""
+    """A conversation so far, and the way in which the next answer is made."""
 
-    def __init__(self, one: Loaded, decoding: Decoding, max_new_tokens: int) -> None:
-        self.one, self.decoding, self.max_new_tokens = one, decoding, max_new_tokens
+    def __init__(self, loaded: Loaded, decoding: Decoding, max_new_tokens: int) -> None:
+        self.loaded, self.decoding, self.max_new_tokens = loaded, decoding, max_new_tokens
         self.system = ""
         self.turns: list[Turn] = []
         self._answered = 0
 
     def prompt_ids(self, turns: Sequence[Turn], system: str) -> list[int]:
-        """What asks for the last turn's answer, as in training: special tokens in what somebody wrote stay text."""
+        """Ids that ask for the last turn's answer, as in training: special tokens in a user's text stay text."""
         try:
-            return self.one.encoder.ask(Conversation(tuple(turns), system))
+            return self.loaded.encoder.ask(Conversation(tuple(turns), system))
         except BadRowError as error:
             raise DsrunError(f"the conversation {error}") from error
 
     def takes_system(self) -> bool:
         """Whether the format has a place for a system text."""
-        if self.one.encoder.name != CHAT_TEMPLATE:
+        if self.loaded.encoder.name != CHAT_TEMPLATE:
             return True
         with contextlib.suppress(DsrunError):
-            asked = [Turn("?", "")]
-            return self.prompt_ids(asked, "dsrun") != self.prompt_ids(asked, "")
+            question = [Turn("?", "")]
+            return self.prompt_ids(question, "dsrun") != self.prompt_ids(question, "")
         return False
 
     def ask(
         self, text: str, write: Callable[[str], None], say: Callable[[str], None], interrupt: InterruptHandler
     ) -> None:
-        """Answer, and keep both in the conversation. Raises DsrunError for a text that does not fit: it isn't kept."""
+        """Answer a text, and keep both in the conversation. Raises DsrunError, and keeps nothing, where it does not
+        fit."""
         ids, before = self._fitted(Turn(text, ""), say)
-        room = self.max_new_tokens if self.one.context is None else self.one.context - len(ids)
+        room = self.max_new_tokens if self.loaded.context is None else self.loaded.context - len(ids)
         most = min(self.max_new_tokens, room)
-        streamer = AnswerStreamer(self.one.tokenizer, write)
+        streamer = AnswerStreamer(self.loaded.tokenizer, write)
         seeds = [seed_of(self.decoding.seed, self._answered)]
         try:
             generate(
-                self.one, [ids], most, self.decoding, seeds, streamer=streamer, stopping_criteria=[interrupt]
+                self.loaded,
+                [ids],
+                most,
+                self.decoding,
+                seeds,
+                streamer=streamer,
+                stopping_criteria=[interrupt],
             )
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -172,27 +182,27 @@ class ChatSession:
         self.turns = [*before, self._kept(text, streamer.text.strip(), ids)]
         if interrupt.interrupted:
             say("[stopped]")
-        elif streamer.last not in self.one.end_ids and streamer.tokens >= most:
+        elif streamer.last not in self.loaded.end_ids and streamer.tokens >= most:
             why = "--max-new-tokens" if most == self.max_new_tokens else "the model's context is full: /reset"
             say(f"[cut after {most} tokens: {why}]")
 
     def _kept(self, question: str, answer: str, prompt: Sequence[int]) -> Turn:
         """The turn as the conversation keeps it: thoughts apart, which most templates drop as it goes on."""
-        encoder = self.one.encoder
+        encoder = self.loaded.encoder
         if not isinstance(encoder, TemplateEncoder):
             return Turn(question, answer)
-        answer = begun(self.one.tokenizer.decode(prompt[-PROMPT_END:]), answer, encoder.facts.marks)
+        answer = begun(self.loaded.tokenizer.decode(prompt[-PROMPT_END:]), answer, encoder.facts.marks)
         try:
             return separated(Turn(question, answer), encoder.facts)
         except BadRowError:  # stopped while it thought
             marks = encoder.facts.marks or USUAL_MARKS
             return Turn(question, "", thoughts=answer.replace(marks.open, "", 1).strip())
 
-    def _fitted(self, asked: Turn, say: Callable[[str], None]) -> tuple[list[int], list[Turn]]:
-        """The ids to answer to, and the turns before: the oldest go where context for the answer is lacking."""
-        context, before = self.one.context, self.turns
+    def _fitted(self, turn: Turn, say: Callable[[str], None]) -> tuple[list[int], list[Turn]]:
+        """The prompt's ids, and the turns before: the oldest ones go where the answer would have no room."""
+        context, before = self.loaded.context, self.turns
         while True:
-            ids = self.prompt_ids([*before, asked], self.system)
+            ids = self.prompt_ids([*before, turn], self.system)
             if context is None or len(ids) + min(self.max_new_tokens, context // 2) <= context:
                 break
             if not before:
@@ -201,8 +211,8 @@ class ChatSession:
                 what = f"the text takes {len(ids)} tokens, and the model's context has {context}"
                 raise DsrunError(what, hint="Shorten it.")
             before = before[1:]
-        if gone := len(self.turns) - len(before):
-            turns = "question and its answer" if gone == 1 else f"{gone} questions and their answers"
+        if dropped := len(self.turns) - len(before):
+            turns = "question and its answer" if dropped == 1 else f"{dropped} questions and their answers"
             say(f"[the conversation is longer than the model's context: the oldest {turns} are left out]")
         return ids, before
 
@@ -219,7 +229,7 @@ class Terminal:
         self._interrupt = InterruptHandler()
 
     def run(self) -> None:
-        """Until the end of the input, or /quit."""
+        """Answer until the end of the input, or /quit."""
         while (text := self._read()) is not None:
             if not text.strip():
                 continue
@@ -234,7 +244,7 @@ class Terminal:
                 self.answer(text)
 
     def answer(self, text: str) -> bool:
-        """One answer on stdout; whether there is one and it was not stopped."""
+        """Write an answer to stdout; False where there is none, or it was stopped."""
         try:
             with self._interrupt.ready():
                 self.session.ask(text, self._write, self._after, self._interrupt)
@@ -247,7 +257,7 @@ class Terminal:
         return not self._interrupt.interrupted
 
     def system(self, text: str) -> None:
-        """Set the system text. Says so where the format has no place for it."""
+        """Set the system text, or tell the user that the format has no place for it."""
         if text and not self.session.takes_system():
             say("[this model's prompt format has no place for a system text: it is not used]")
             self.failed = True
@@ -267,7 +277,7 @@ class Terminal:
             self.failed = True
 
     def _read(self) -> str | None:
-        """What the user says next; None at the end."""
+        """The user's next text; None at the end."""
         lines: list[str] = []
         while True:
             try:
@@ -302,17 +312,17 @@ class Terminal:
         sys.stdout.flush()
 
     def _after(self, text: str) -> None:
-        """Said beside an answer: below it, where both go to one terminal."""
+        """Tell the user something about an answer: below it, where both go to one terminal."""
         say(f"\n{text}" if self._shown and self._interrupt.interrupted else text)
 
 
 def as_text(text: str) -> str:
-    """Without what no tokenizer takes: halves of characters, from bytes that are no UTF-8."""
+    """The text without halves of characters, from bytes that are no UTF-8: no tokenizer takes them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def harmless(text: str) -> str:
-    """A model's text for a terminal: nothing in it that steers the terminal."""
+    """A model's text for a terminal, without anything that steers the terminal."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" or letter > "\x9f" else ascii(letter)[1:-1]
         for letter in text
@@ -324,32 +334,32 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def run(asked: inference_request.ChatRequest) -> int:
-    """Answer what is asked; the exit code."""
+def run(request: inference_request.ChatRequest) -> int:
+    """Carry out a request; returns the exit code."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
-    if asked.prompt is None and sys.stdin.isatty():
+    if request.prompt is None and sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (input() then has a history, and edits whole characters)
         say("loading the model")
-    terminal = Terminal(ChatSession(load(asked.model), asked.decoding, asked.max_new_tokens))
-    if asked.system:
-        terminal.system(as_text(asked.system))
-    if asked.prompt is not None:
-        text = sys.stdin.read() if asked.prompt == STDIN else asked.prompt
+    terminal = Terminal(ChatSession(load(request.model), request.decoding, request.max_new_tokens))
+    if request.system:
+        terminal.system(as_text(request.system))
+    if request.prompt is not None:
+        text = sys.stdin.read() if request.prompt == STDIN else request.prompt
         if not text.strip():
             raise DsrunError("the prompt is empty", where="--prompt")
         answered = terminal.answer(as_text(text))
         return 0 if answered and not terminal.failed else 1 if terminal.failed else 130
     if sys.stdin.isatty():
-        say(f"{asked.decoding}; /help says what there is")
+        say(f"{request.decoding}; /help says what there is")
     terminal.run()
     return int(terminal.failed and not sys.stdin.isatty())
 
 
 def main() -> int:
-    """Do what the first argument says."""
+    """Carry out the ChatRequest in the first argument."""
     try:
         return run(inference_request.chat_request(sys.argv[1]))
     except DsrunError as error:

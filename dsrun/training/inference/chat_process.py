@@ -7,10 +7,9 @@ import sys
 
 
 def main() -> int:
-    """Do what the first argument says."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # there is nothing to be tidied up yet, and no traceback to be shown
+    """Carry out the ChatRequest in the first argument."""
+    # While modules are imported Ctrl-C ends at once, without a traceback: there is nothing to tidy up yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dsrun.training.inference import chat
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
-"""Asking a model: loading it on one device, drawing its tokens, and answering held-out examples.
+"""Answers of a model: loading it on one device, drawing its tokens, and answering held-out examples.
 
-`python -m dsrun.training.inference.generate REQUEST` is the process behind `dsrun evaluate`: its request as JSON goes
-in, one line of JSON comes out on stdout; everything else goes to stderr.
+`python -m dsrun.training.inference.generate REQUEST` is the process behind `dsrun evaluate`. REQUEST is JSON; one line
+of JSON comes out on stdout, everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.job import inference_request
 from dsrun.job.inference_request import Decoding, EvaluationRequest, InferenceModel
-from dsrun.options.groups import ANSWERED_AT_ONCE
+from dsrun.options.table import ANSWERED_AT_ONCE
 from dsrun.training.data.batches import Examples, prompt_batch, training_batch
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.tokenizing import describe, tokenise
@@ -37,64 +37,64 @@ from dsrun.training.models.kernels import DTYPES
 from dsrun.training.prepare import rows_encoder
 
 EVERY_S = 10.0
-"""Seconds between two lines of progress where nobody looks at a terminal."""
+"""Seconds between two lines of progress where stderr is no terminal."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that can be asked."""
+    """A model that is ready to answer."""
 
     model: Any
-    """Of transformers, on its device."""
+    """The transformers model, on its device."""
     tokenizer: Any
     encoder: PromptEncoder
     end_ids: list[int]
     """The tokens that end an answer."""
     context: int | None
-    """Tokens that it was made for, prompt and answer together; None: unknown."""
+    """Tokens that the model was made for, prompt and answer together; None: unknown."""
 
 
-def load(asked: InferenceModel) -> Loaded:
+def load(request: InferenceModel) -> Loaded:
     """The model on its device, ready to answer. Raises DsrunError where the folder is not a whole model."""
     from dsrun.training.models.load import end_ids, load_answering
     from dsrun.training.models.tokenizer import load_tokenizer
 
     quiet()
-    device = "cuda:0" if asked.accelerator == "cuda" else "cpu"
-    adapter = Path(asked.adapter) if asked.adapter else None
-    with room_for(asked.folder), faults_of(asked.folder):
-        tokenizer = load_tokenizer(Path(asked.folder))
-        encoder = _encoder(tokenizer, asked)
-        dtype = getattr(torch, DTYPES[asked.precision])
-        model = load_answering(Path(asked.folder), dtype=dtype, device=device, adapter=adapter)
+    device = "cuda:0" if request.accelerator == "cuda" else "cpu"
+    adapter = Path(request.adapter) if request.adapter else None
+    with room_for(request.folder), faults_of(request.folder):
+        tokenizer = load_tokenizer(Path(request.folder))
+        encoder = _encoder(tokenizer, request)
+        dtype = getattr(torch, DTYPES[request.precision])
+        model = load_answering(Path(request.folder), dtype=dtype, device=device, adapter=adapter)
     context = getattr(model.config, "max_position_embeddings", None)
     return Loaded(model, tokenizer, encoder, end_ids(encoder, model), context)
 
 
-def _encoder(tokenizer: Any, asked: InferenceModel) -> PromptEncoder:
-    """The encoder of the prompts, whose chat template is told what it was told in training."""
-    own = asked.prompt_format in (CHAT_TEMPLATE, OWN_FORMAT) and tokenizer.chat_template
-    if not own or asked.thinking != AUTO:
-        return encoder_for(tokenizer, asked.prompt_format, asked.thinking, asked.template_args)
+def _encoder(tokenizer: Any, request: InferenceModel) -> PromptEncoder:
+    """The encoder of the prompts, whose chat template gets the same arguments as in training."""
+    by_template = request.prompt_format in (CHAT_TEMPLATE, OWN_FORMAT) and tokenizer.chat_template
+    if not by_template or request.thinking != AUTO:
+        return encoder_for(tokenizer, request.prompt_format, request.thinking, request.template_args)
     template = str(tokenizer.get_chat_template())
-    arguments = serving_arguments(template, AUTO, asked.template_args, asked.answers)
-    return encoder_for(tokenizer, asked.prompt_format, AUTO, arguments)
+    arguments = serving_arguments(template, AUTO, request.template_args, request.answers)
+    return encoder_for(tokenizer, request.prompt_format, AUTO, arguments)
 
 
 def quiet() -> None:
-    """Nothing from transformers but errors; a bar only where somebody sees it."""
-    from transformers.utils import logging as said
+    """Let transformers log errors alone, and draw a bar only on a terminal."""
+    from transformers.utils import logging as transformers_logging
 
-    said.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
     if not sys.stderr.isatty():
-        said.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
     logging.getLogger("torch").setLevel(logging.ERROR)
 
 
 @contextmanager
 def room_for(folder: str) -> Iterator[None]:
-    """A GPU's memory that runs out becomes a DsrunError."""
+    """Make a DsrunError of a GPU's memory that runs out."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -103,7 +103,7 @@ def room_for(folder: str) -> Iterator[None]:
 
 @contextmanager
 def faults_of(folder: str) -> Iterator[None]:
-    """What transformers raises for a folder that it can't load becomes a DsrunError."""
+    """Make a DsrunError of transformers' errors for a folder that it can't load."""
     from safetensors import SafetensorError
 
     try:
@@ -114,7 +114,7 @@ def faults_of(folder: str) -> Iterator[None]:
 
 
 def out_of_memory(folder: str) -> DsrunError:
-    """For the user, with the numbers of the moment."""
+    """The error of a GPU's full memory, with the numbers of the moment."""
     free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
     what = f"the GPU's memory ran out: {free:.1f} of {total:.1f} GiB are free, other processes' use counted"
     return DsrunError(
@@ -128,11 +128,11 @@ def seed_of(seed: int, number: int) -> int:
 
 
 class Noise:
-    """A logits processor that makes the likeliest token a drawn one.
+    """A logits processor that adds noise, so that the likeliest token is a drawn one.
 
-    seeds: one for each row of the batch. What a row draws depends on its own seed alone, not on the rows beside it:
-    noise from -log(Exp(1)) is added to its logits ([rows, vocabulary]), and the largest sum is then a draw from their
-    softmax (the Gumbel trick; Maddison et al., 2014, arXiv:1411.0030).
+    seeds: one for each row of the batch. A row's draw depends on its own seed alone, not on the rows beside it. Noise
+    from -log(Exp(1)) is added to its logits ([rows, vocabulary]); the largest sum is then a draw from their softmax
+    (the Gumbel trick; Maddison et al., 2014, arXiv:1411.0030).
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -150,17 +150,17 @@ def drawing(decoding: Decoding, seeds: Sequence[int]) -> list[Any]:
         return []
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    found: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
+    processors: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
     if decoding.top_k:
-        found.append(TopKLogitsWarper(decoding.top_k))
+        processors.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1:
-        found.append(TopPLogitsWarper(decoding.top_p))
-    return [*found, Noise(seeds)]
+        processors.append(TopPLogitsWarper(decoding.top_p))
+    return [*processors, Noise(seeds)]
 
 
 @torch.no_grad()
 def generate(
-    one: Loaded,
+    loaded: Loaded,
     prompts: Sequence[Sequence[int]],
     most: int,
     decoding: Decoding,
@@ -171,40 +171,38 @@ def generate(
 
     most: tokens of an answer, end mark included. more: a streamer, stopping criteria.
     """
-    batch = {k: v.to(one.model.device) for k, v in prompt_batch(prompts, one.tokenizer.pad_token_id).items()}
-    output = one.model.generate(
-        **batch,
-        max_new_tokens=most,
-        do_sample=False,
-        use_cache=True,
-        eos_token_id=one.end_ids,
-        pad_token_id=one.tokenizer.pad_token_id,
-        logits_processor=drawing(decoding, seeds),
-        **more,
-    )
+    batch = {
+        k: v.to(loaded.model.device) for k, v in prompt_batch(prompts, loaded.tokenizer.pad_token_id).items()
+    }
+    # Greedy even where tokens are drawn: the noise is in the logits by then (`Noise`).
+    output = loaded.model.generate(
+        **batch, **more, max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=loaded.end_ids,
+        pad_token_id=loaded.tokenizer.pad_token_id, logits_processor=drawing(decoding, seeds),
+    )  # fmt: skip
     return output[:, batch["input_ids"].shape[1] :]
 
 
 class Progress:
     """A count on stderr: one moving line on a terminal, else a line now and then."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total, self._done = label, total, 0
         self._moving = sys.stderr.isatty()
-        self._told = time.monotonic()
+        self._shown = time.monotonic()
 
     def add(self, count: int) -> None:
-        """`count` more are done."""
+        """Count some more as done."""
         self._done += count
         end = self._done >= self._total
-        if self._moving or end or time.monotonic() - self._told >= EVERY_S:
-            self._told = time.monotonic()
+        if self._moving or end or time.monotonic() - self._shown >= EVERY_S:
+            self._shown = time.monotonic()
             before, after = ("\r", "\n" if end else "") if self._moving else ("", "\n")
-            print(f"{before}{self._what} {self._done}/{self._total}", end=after, file=sys.stderr, flush=True)  # noqa: T201
+            print(f"{before}{self._label} {self._done}/{self._total}", end=after, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def halving(chosen: list[int], work: Callable[[list[int]], list[T]], say: Callable[[str], None]) -> list[T]:
-    """work(chosen), in halves where the GPU's memory does not hold all. Raises torch.OutOfMemoryError for one alone."""
+    """work(chosen), in halves where the GPU's memory does not hold all. Raises torch.OutOfMemoryError for a single
+    one."""
     try:
         return work(chosen)
     except torch.OutOfMemoryError:
@@ -225,13 +223,13 @@ def batches(order: Sequence[int], size: int) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def mean_loss(
-    one: Loaded, examples: Examples, count: int, micro_batch: int, say: Callable[[str], None]
+    loaded: Loaded, examples: Examples, count: int, micro_batch: int, say: Callable[[str], None]
 ) -> tuple[float, int]:
     """Mean cross-entropy over the target tokens of the first `count` examples (nats per token), and their number."""
 
     def work(chosen: list[int]) -> list[float]:
-        batch = training_batch(examples, chosen, one.tokenizer.pad_token_id)
-        return [float(target_loss(one.model, {k: v.to(one.model.device) for k, v in batch.items()}, 1))]
+        batch = training_batch(examples, chosen, loaded.tokenizer.pad_token_id)
+        return [float(target_loss(loaded.model, {k: v.to(loaded.model.device) for k, v in batch.items()}, 1))]
 
     progress = Progress("loss: examples", count)
     total = 0.0
@@ -243,64 +241,74 @@ def mean_loss(
 
 
 def answers_to(
-    one: Loaded, examples: Examples, count: int, asked: EvaluationRequest, say: Callable[[str], None]
+    loaded: Loaded, examples: Examples, count: int, request: EvaluationRequest, say: Callable[[str], None]
 ) -> list[dict[str, str]]:
     """Answers to the prompts in the first `count` examples: {"prompt", "labels", "predict"} in order, as a fine-tune
     writes them."""
-    prompts = {example: examples.prompt_ids(example) for example in examples.asked if example < count}
+    prompts = {example: examples.prompt_ids(example) for example in examples.with_question if example < count}
 
     def work(chosen: list[int]) -> list[tuple[int, str]]:
-        seeds = [seed_of(asked.decoding.seed, example) for example in chosen]
+        seeds = [seed_of(request.decoding.seed, example) for example in chosen]
         ids = generate(
-            one, [prompts[example] for example in chosen], asked.data.max_target_length, asked.decoding, seeds
+            loaded,
+            [prompts[example] for example in chosen],
+            request.data.max_target_length,
+            request.decoding,
+            seeds,
         )
-        return list(zip(chosen, one.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
+        return list(zip(chosen, loaded.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
 
-    found: dict[int, str] = {}
+    answers: dict[int, str] = {}
     progress = Progress("answers: examples", len(prompts))
     order = sorted(prompts, key=lambda example: len(prompts[example]))
-    for chosen in batches(order, asked.micro_batch * ANSWERED_AT_ONCE):
-        found.update(halving(chosen, work, say))
+    for chosen in batches(order, request.micro_batch * ANSWERED_AT_ONCE):
+        answers.update(halving(chosen, work, say))
         progress.add(len(chosen))
-    return predictions(examples, found, one.tokenizer)
+    return predictions(examples, answers, loaded.tokenizer)
 
 
-def evaluate(asked: EvaluationRequest, say: Callable[[str], None]) -> dict[str, Any]:
-    """Do it, write the answers, and say what was found: examples, answered, target_tokens, eval_loss (nats per token),
-    scores (percent; None without answers), predictions (the file; None without answers), seconds."""
+def evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> dict[str, Any]:
+    """Evaluate a model, and write its answers.
+
+    Returns the counts of examples ("rows"), answers and target tokens, eval_loss (nats per token), scores (percent;
+    None without answers), the file of the answers (or None), and the seconds that it took.
+    """
     began = time.monotonic()
     say("loading the model")
-    one = load(asked.model)
-    with tempfile.TemporaryDirectory(prefix="dsrun-rows-") as folder, room_for(asked.model.folder):
+    loaded = load(request.model)
+    with tempfile.TemporaryDirectory(prefix="dsrun-rows-") as folder, room_for(request.model.folder):
         target = Path(folder) / "rows.arrow"
         report = tokenise(
-            Path(asked.data.eval_file or ""), asked.data, rows_encoder(one.encoder, asked.data), target
+            Path(request.data.eval_file or ""),
+            request.data,
+            rows_encoder(loaded.encoder, request.data),
+            target,
         )
-        # The list of bad rows goes with the folder.
+        # The list of bad rows is deleted with the folder: it is not named.
         say(describe(report).replace(f", listed in {report.get('bad_rows_file')}", ""))
         examples = Examples(target)
-        count = min(len(examples), asked.limit or len(examples))
-        loss, tokens = mean_loss(one, examples, count, asked.micro_batch, say)
-        wanted = count if asked.answers is None else min(count, asked.answers)
-        answers = answers_to(one, examples, wanted, asked, say)
-        kind = kind_of(asked.metrics, examples.answers)
-    found = {
+        count = min(len(examples), request.limit or len(examples))
+        loss, tokens = mean_loss(loaded, examples, count, request.micro_batch, say)
+        wanted = count if request.answers is None else min(count, request.answers)
+        answers = answers_to(loaded, examples, wanted, request, say)
+        kind = kind_of(request.metrics, examples.answers)
+    result = {
         "rows": count, "answered": wanted, "target_tokens": tokens, "eval_loss": loss,
-        "scores": _written(answers, asked, kind, one.tokenizer.chat_template) if answers else None,
-        "predictions": asked.output if answers else None,
+        "scores": _written(answers, request, kind, loaded.tokenizer.chat_template) if answers else None,
+        "predictions": request.output if answers else None,
     }  # fmt: skip
-    return {**found, "seconds": round(time.monotonic() - began, 1)}
+    return {**result, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _written(
-    answers: list[dict[str, str]], asked: EvaluationRequest, kind: str, chat_template: str | None
+    answers: list[dict[str, str]], request: EvaluationRequest, kind: str, chat_template: str | None
 ) -> dict[str, float]:
-    """The scores of the answers, which are then in the file; whole, or it isn't there."""
-    path = Path(asked.output)
+    """Write the file of answers, whole or not at all; returns their scores."""
+    path = Path(request.output)
     new = path.with_name(f".{path.name}.new")
     try:
         scores = write_and_score(answers, new, kind, chat_template)
-        if path.exists() and not asked.overwrite:  # it has come meanwhile
+        if path.exists() and not request.overwrite:  # it has come meanwhile
             raise DsrunError(
                 "exists already and is left as it is", where=str(path), hint="--force replaces it."
             )
@@ -313,17 +321,17 @@ def _written(
 
 
 def main() -> int:
-    """Evaluate what the first argument says."""
-    asked = inference_request.evaluation_request(sys.argv[1])
+    """Carry out the EvaluationRequest in the first argument."""
+    request = inference_request.evaluation_request(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no result
     try:
-        found = evaluate(asked, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+        result = evaluate(request, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
         code = 0
     except DsrunError as error:
-        found, code = {"problems": [vars(problem) for problem in error.problems]}, 1
+        result, code = {"problems": [vars(problem) for problem in error.problems]}, 1
     with out:
-        out.write(json_text(found) + "\n")
+        out.write(json_text(result) + "\n")
     return code
 
 

@@ -1,8 +1,8 @@
-"""What is trained beside a model whose own weights stay as they are: LoRA's matrices (PEFT), or P-Tuning's prefix.
+"""Adapters, trained beside a model whose own weights stay as they are: LoRA's matrices (PEFT), or P-Tuning's prefix.
 
 LoRA is put into the model's own layers (peft.inject_adapter_in_model) instead of a wrapper around the model, so that
-everything that calls or looks into the model goes on as if there were none. What is trained has the job's precision:
-DeepSpeed casts every weight of a 16-bit job, and steps on an fp32 copy of what is trained.
+everything that calls or looks into the model goes on as if there were none. Trained weights have the job's precision:
+DeepSpeed casts every weight of a 16-bit job, and steps an fp32 copy of the trained ones.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from dsrun import __version__
 from dsrun.errors import DsrunError, raise_all
 from dsrun.job.job import Job
 from dsrun.models import adapters as formats
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training import finite
 from dsrun.training.models import prefix_tuning
 from dsrun.training.models.weights import Stored, open_shard, problems
 
 NAME = "default"
-"""What PEFT calls the one adapter of a model."""
+"""PEFT's name for the one adapter of a model."""
 TARGET = "--lora-target"
 LAYER = re.compile(r"^.*?\.\d+\.")
-"""What stands before a weight's name in its layer: model.layers.3."""
+"""The part of a weight's name before its name in the layer: model.layers.3."""
 PEFT_PREFIX = "base_model.model."
-"""What the names in PEFT's files begin with."""
+"""The beginning of the names in PEFT's files."""
 BASE_CONFIG = "base_config.json"
-"""Beside an adapter: the transformers config of a model that came in ChatGLM's own format."""
+"""A file beside an adapter: the transformers config of a model that came in ChatGLM's own format."""
 
 
 # Before training
 
 
 def put_on(model: Any, job: Job) -> None:
-    """Freeze the model, and add what is trained: the same numbers on every rank, whatever the division.
+    """Freeze the model, and add the adapter: the same numbers on every rank, whatever the division.
 
-    Raises DsrunError where the model has no such layers, or the adapter that is gone on with is another model's.
+    Raises DsrunError where the model has no such layers, or where the adapter to start from is another model's.
     """
     spec = job.peft
     start = formats.read_adapter(Path(spec.adapter)) if spec.adapter else None
@@ -52,7 +52,9 @@ def put_on(model: Any, job: Job) -> None:
         torch.manual_seed(job.training.seed)
         if spec.method == formats.PREFIX:
             whole = prefix_tuning.read(start.weights) if start else None
-            positions = _positions(spec, start, whole)
+            # A checkpoint without a config, such as ChatGLM2's own, tells the length of its prefix only now.
+            unknown = whole is not None and not (start and start.fields)
+            positions = len(whole) if whole is not None and unknown else spec.pre_seq_len
             prefix_tuning.add(model, positions, spec.prefix_dropout)
             if whole is not None and start:
                 prefix_tuning.fill(model, whole, start.weights)
@@ -65,25 +67,19 @@ def put_on(model: Any, job: Job) -> None:
                 fill_lora(model, open_shard(start.weights), start.weights)
 
 
-def _positions(spec: PeftOptions, start: formats.Adapter | None, whole: torch.Tensor | None) -> int:
-    """Of the checkpoint, where its config didn't say before."""
-    return spec.pre_seq_len if whole is None or (start and start.fields) else len(whole)
-
-
 def add_lora(model: Any, spec: PeftOptions) -> None:
     """Put LoRA's matrices on the layers that the spec names, and leave nothing else to be trained."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    meant = targets(model, spec.lora_target)
+    chosen = targets(model, spec.lora_target)
+    alpha = (
+        int(spec.lora_alpha) if float(spec.lora_alpha).is_integer() else spec.lora_alpha
+    )  # 16, not 16.0, in files
     config = LoraConfig(
-        r=spec.lora_rank,
-        lora_alpha=_plain(spec.lora_alpha),
-        lora_dropout=spec.lora_dropout,
-        target_modules=meant.modules,
-        **({"target_parameters": meant.parameters} if meant.parameters else {}),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+        r=spec.lora_rank, lora_alpha=alpha, lora_dropout=spec.lora_dropout, target_modules=chosen.modules,
+        bias="none", task_type="CAUSAL_LM",
+        **({"target_parameters": chosen.parameters} if chosen.parameters else {}),
+    )  # fmt: skip
     model.requires_grad_(False)
     inject_adapter_in_model(config, model, adapter_name=NAME)
     for name, parameter in model.named_parameters():
@@ -91,13 +87,8 @@ def add_lora(model: Any, spec: PeftOptions) -> None:
     model.train(model.training)
 
 
-def _plain(number: float) -> float:
-    """PEFT's configs say 16, not 16.0."""
-    return int(number) if float(number).is_integer() else number
-
-
 class Targets(NamedTuple):
-    """What LoRA's matrices are put on, as PEFT's LoraConfig says it."""
+    """The parts of a model that LoRA's matrices are put on, as PEFT's LoraConfig names them."""
 
     modules: list[str]
     """Last parts of linear layers' names."""
@@ -106,18 +97,21 @@ class Targets(NamedTuple):
 
 
 def targets(model: Any, wanted: str) -> Targets:
-    """What --lora-target means in this model. Raises DsrunError for a name that isn't there.
+    """The parts of this model that --lora-target means. Raises DsrunError for a name that isn't there.
 
     `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
     """
     output, mixtures = model.get_output_embeddings(), _mixtures(model)
     routers = [router for mixture in mixtures for router in mixture.routers.values()]
-    modules, tensors = defaultdict(set), defaultdict(set)  # word -> what it names
+    modules, tensors = (
+        defaultdict(set),
+        defaultdict(set),
+    )  # a word of the option -> the names that it stands for
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             last = name.rpartition(".")[2]
             modules[last].add(last)
-            if not any(module is one for one in (output, *routers)):
+            if not any(module is left_out for left_out in (output, *routers)):
                 modules[formats.ALL].add(last)
     for mixture in mixtures:
         for name in mixture.tensors:
@@ -134,8 +128,8 @@ def targets(model: Any, wanted: str) -> Targets:
         raise DsrunError(what, where="--method lora", hint="Use --method full.")
     if wrong := [name for name in named if not modules[name] and not tensors[name]]:
         what = f"{', '.join(wrong)}: no linear layer of {type(model).__name__} is called so"
-        there = sorted({name for names in tensors.values() for name in names})
-        more = f" Of its experts and routers: {', '.join(there)}." if there else ""
+        others = sorted({name for names in tensors.values() for name in names})
+        more = f" Of its experts and routers: {', '.join(others)}." if others else ""
         raise DsrunError(what, where=TARGET, hint=f"Its linear layers: {', '.join(linear)}.{more}")
     if not named:
         raise DsrunError("names no layer", where=TARGET, hint="Leave it out for all of them.")
@@ -143,11 +137,13 @@ def targets(model: Any, wanted: str) -> Targets:
     if tied and any(name in named for name in {*linear} - modules[formats.ALL]):
         what = "the output's weights are the embedding's, which LoRA would change, too"
         raise DsrunError(what, where=TARGET, hint="Leave the output's layer out.")
-    return Targets(*(sorted({one for name in named for one in found[name]}) for found in (modules, tensors)))
+    return Targets(
+        *(sorted({part for word in named for part in parts[word]}) for parts in (modules, tensors))
+    )
 
 
 class ExpertLayer(NamedTuple):
-    """The experts of one layer, and what chooses among them; names are those behind the layer's number."""
+    """The experts of one layer, and the routers that choose among them; names are those behind the layer's number."""
 
     tensors: list[str]
     """Names of the tensors that hold a matrix of every expert: [experts, ...]."""
@@ -156,13 +152,13 @@ class ExpertLayer(NamedTuple):
 
 
 def _mixtures(model: Any) -> list[ExpertLayer]:
-    """Of each layer that is one. transformers' classes of experts, whatever the family, end in Experts."""
-    found = []
+    """A model's layers of experts. In every family transformers' classes of experts end in Experts."""
+    mixtures = []
     for path, module in model.named_modules():
         count = getattr(module, "num_experts", None)
         if not type(module).__name__.endswith("Experts") or not isinstance(count, int):
             continue
-        block, _, own = path.rpartition(".")
+        block, _, attribute = path.rpartition(".")
         behind = LAYER.sub("", path)
         tensors = [
             f"{behind}.{name}"
@@ -173,20 +169,20 @@ def _mixtures(model: Any) -> list[ExpertLayer]:
             LAYER.sub("", f"{block}.{name}"): beside
             for name, beside in model.get_submodule(block).named_modules()
             if name
-            and name.partition(".")[0] != own
+            and name.partition(".")[0] != attribute
             and shape_of(getattr(beside, "weight", None))[:1] == (count,)
         }
-        found.append(ExpertLayer(tensors, routers))
-    return found
+        mixtures.append(ExpertLayer(tensors, routers))
+    return mixtures
 
 
 def shape_of(weight: Any) -> tuple[int, ...]:
-    """A weight's, whole; ZeRO-3 leaves none to what it has taken apart. Nothing of what is no tensor."""
+    """A weight's whole shape, also of one that ZeRO-3 has taken apart; () for what is no tensor."""
     return tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
 
 
 def _endings(name: str) -> list[str]:
-    """What a dotted name may be called: itself, or its last parts."""
+    """The words for a dotted name: itself, and its last parts."""
     parts = name.split(".")
     return [".".join(parts[start:]) for start in range(len(parts))]
 
@@ -196,26 +192,26 @@ def _is_lora(name: str) -> bool:
 
 
 def peft_name(name: str) -> str:
-    """How PEFT's files call a weight of LoRA's."""
+    """The name of a weight of LoRA's in PEFT's files."""
     return PEFT_PREFIX + name.replace(f".{NAME}.", ".")
 
 
 @torch.no_grad()
 def fill_lora(model: Any, stored: Mapping[str, torch.Tensor], where: Path) -> None:
-    """Set LoRA's weights, all of them. Raises DsrunError where there are others in the file than in the model."""
+    """Set all of LoRA's weights. Raises DsrunError where the file has others than the model."""
     wanted = {peft_name(name): weight for name, weight in model.named_parameters() if _is_lora(name)}
-    found = {name: Stored(where, name, tuple(one.shape), one.dtype) for name, one in stored.items()}
+    places = {name: Stored(where, name, tuple(tensor.shape), tensor.dtype) for name, tensor in stored.items()}
     shapes = {name: tuple(weight.shape) for name, weight in wanted.items()}
-    raise_all(problems(found, shapes, {}, str(where), hint="Was it trained on this model?"))
+    raise_all(problems(places, shapes, {}, str(where), hint="Was it trained on this model?"))
     for name, weight in wanted.items():
         finite.check(stored[name], name, str(where))
         weight.copy_(stored[name])
 
 
 def quantise(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """QLoRA's base (arXiv:2305.14314): every linear layer but the output's in 4 bits (nf4), their scales in 8.
+    """Make QLoRA's base (arXiv:2305.14314): every linear layer but the output's in 4 bits (nf4), their scales in 8.
 
-    model: on the CPU, where the mapped files are its memory; layer by layer it goes to the device.
+    model: on the CPU, where the mapped files are its memory; it goes to the device layer by layer.
     """
     import bitsandbytes as bnb
 
@@ -247,26 +243,26 @@ def quantise(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 class Added(NamedTuple):
-    """What LoRA adds to one weight."""
+    """LoRA's addition to one weight."""
 
     layer: str
     """The name of the module that holds its matrices."""
     scale: float
-    """What the product of the matrices counts."""
+    """The factor of the matrices' product."""
     transposed: bool = False
     """Whether experts' matrices are [in, out]; a linear layer's are [out, in]."""
 
 
 def additions(model: Any) -> dict[str, Added]:
-    """What LoRA adds to each weight that it is on, by the weight's name in the model without it."""
-    found = {}
+    """LoRA's addition to each weight that it is on, by the weight's name in the model without it."""
+    added = {}
     for name, module in model.named_modules():
         if isinstance(getattr(module, "scaling", None), dict) and NAME in module.scaling:
             tensor = getattr(module, "parameter_name", "weight")  # of PEFT's wrapper around a tensor
             transposed = getattr(module.get_base_layer(), "is_transposed", False)
             weight = f"{name.replace('.base_layer', '')}.{tensor}"
-            found[weight] = Added(name, float(module.scaling[NAME]), transposed)
-    return found
+            added[weight] = Added(name, float(module.scaling[NAME]), transposed)
+    return added
 
 
 @torch.no_grad()
@@ -275,7 +271,7 @@ def merged(
 ) -> torch.Tensor:
     """A weight of the base with LoRA's product added: computed in fp32, rounded once, to the base's own type.
 
-    lora: all of it, by their names in the model; added: see `additions`. What LoRA is not on stays as it is.
+    lora: all of LoRA's weights, by their names in the model; added: see `additions`. Other weights stay as they are.
     """
     if name not in added:
         return weight
@@ -284,14 +280,14 @@ def merged(
 
 
 def source_of(job: Job) -> str:
-    """Where the model that an adapter belongs to is."""
+    """The folder of the model that an adapter belongs to."""
     return job.model.location if job.model.source == "chatglm" else job.prepared.model_dir
 
 
 def write_adapter(
     model: Any, trained: Mapping[str, torch.Tensor], tokenizer: Any, job: Job, folder: Path
 ) -> None:
-    """An adapter's folder: LoRA's as PEFT writes it, a prefix as ChatGLM2's script does; the tokenizer beside it.
+    """Write an adapter's folder: LoRA's as PEFT writes it, a prefix as ChatGLM2's script does; and the tokenizer.
 
     trained: the trained weights by their names in the model.
     """
@@ -321,47 +317,49 @@ def write_adapter(
     model.generation_config.save_pretrained(folder)
 
 
-def merge_into(model: Any, found: formats.Adapter) -> None:
+def merge_into(model: Any, adapter: formats.Adapter) -> None:
     """Add an adapter of plain LoRA to a model's weights."""
-    stored = open_shard(found.weights)
-    added = _additions_of(model, found, stored)
+    stored = open_shard(adapter.weights)
+    added = _additions_of(model, adapter, stored)
     state = model.state_dict()
-    expected = {f"{PEFT_PREFIX}{one.layer}.lora_{part}.weight" for one in added.values() for part in "AB"}
+    names_of = {
+        name: [f"{PEFT_PREFIX}{addition.layer}.lora_{part}.weight" for part in "AB"]
+        for name, addition in added.items()
+    }
+    expected = {stored_name for names in names_of.values() for stored_name in names}
     wrong = sorted({*(stored.keys() ^ expected), *(added.keys() - state.keys())})
     if wrong or not added:
         what = f"doesn't fit the model: {', '.join(wrong[:3]) or 'it holds no LoRA weights'}"
-        raise DsrunError(what, where=str(found.weights), hint="Was it trained on this model?")
+        raise DsrunError(what, where=str(adapter.weights), hint="Was it trained on this model?")
     with torch.no_grad():
-        for name, one in added.items():
+        for name, addition in added.items():
             weight = state[name]
-            names = [f"{PEFT_PREFIX}{one.layer}.lora_{part}.weight" for part in "AB"]
-            for stored_name in names:
-                finite.check(stored[stored_name], stored_name, str(found.weights))
-            down, up = (stored[stored_name].to(weight.device) for stored_name in names)
+            for stored_name in names_of[name]:
+                finite.check(stored[stored_name], stored_name, str(adapter.weights))
+            down, up = (stored[stored_name].to(weight.device) for stored_name in names_of[name])
             sides = tuple(weight.shape[-2:])
-            if (up.shape[0], down.shape[1]) != (
-                sides[::-1] if one.transposed and weight.dim() == 3 else sides
-            ):
+            sides = sides[::-1] if addition.transposed and weight.dim() == 3 else sides
+            if (up.shape[0], down.shape[1]) != sides:
                 what = f"{name}: {up.shape[0]} x {down.shape[1]}, and the model's is {list(weight.shape)}"
-                raise DsrunError(what, where=str(found.weights), hint="Was it trained on this model?")
-            weight.copy_(_merged(weight, down, up, one))
+                raise DsrunError(what, where=str(adapter.weights), hint="Was it trained on this model?")
+            weight.copy_(_merged(weight, down, up, addition))
 
 
-def _additions_of(model: Any, found: formats.Adapter, stored: Mapping[str, Any]) -> dict[str, Added]:
-    """What a stored adapter adds to a plain model's weights.
+def _additions_of(model: Any, adapter: formats.Adapter, stored: Mapping[str, Any]) -> dict[str, Added]:
+    """A stored adapter's additions to a plain model's weights.
 
-    The file's names say a linear layer, but not which tensor of a mixture's experts: PEFT's own wrappers say it, around
-    a model of shapes alone.
+    The file's names tell a linear layer, but not which tensor of a mixture's experts. PEFT's own wrappers tell it: they
+    are put around a model that has only shapes.
     """
-    if formats.names_tensors(found.fields["lora_target"]):
+    if formats.names_tensors(adapter.fields["lora_target"]):
         with torch.device("meta"):
             outline = type(model)(model.config)
-            add_lora(outline, PeftOptions(method=formats.LORA, **found.fields))
+            add_lora(outline, PeftOptions(method=formats.LORA, **adapter.fields))
         return additions(outline)
-    count = found.fields["lora_alpha"] / found.fields["lora_rank"]
+    scale = adapter.fields["lora_alpha"] / adapter.fields["lora_rank"]
     pattern = re.compile(re.escape(PEFT_PREFIX) + r"(.+)\.lora_A\.weight")
     layers = [match[1] for name in stored if (match := pattern.fullmatch(name))]
-    return {f"{layer}.weight": Added(layer, count) for layer in layers}
+    return {f"{layer}.weight": Added(layer, scale) for layer in layers}
 
 
 def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, added: Added) -> torch.Tensor:
@@ -380,12 +378,12 @@ def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, added: A
 
 
 def trained_parts(model: Any) -> str:
-    """What of a mixture of experts LoRA is on, in words; nothing of another model."""
+    """The parts of a mixture of experts that LoRA is on, in words; empty for another model."""
     mixtures = _mixtures(model)
     if not mixtures:
         return ""
     parts = sorted({LAYER.sub("", name).removesuffix(".weight") for name in additions(model)})
-    tensors = {LAYER.sub("", name).replace(".base_layer", "") for one in mixtures for name in one.tensors}
+    tensors = {LAYER.sub("", name).replace(".base_layer", "") for layer in mixtures for name in layer.tensors}
     if tensors & {*parts}:
         return f": {', '.join(parts)}"
     return f": {', '.join(parts)}; no experts ({TARGET} {formats.ALL},{formats.EXPERTS} trains them, too)"

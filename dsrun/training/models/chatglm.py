@@ -43,7 +43,7 @@ INNER = {
 FUSED = "self_attention.query_key_value."
 PREFIX = "transformer.prefix_encoder."
 KEPT = ("*.json", "*.py", "*.txt", "*.model", "*.jinja", "LICENSE*", "MODEL_LICENSE*", "README*", "NOTICE*")
-"""What of the user's folder goes beside weights that are written in its own format."""
+"""Files of the user's folder that go beside weights which are written in its own format."""
 
 
 def renamed(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, int] | None]:
@@ -77,12 +77,12 @@ def fused_sizes(config: Any) -> list[int]:
 
 
 def glm_weights(folder: Path, config: Any) -> dict[str, Stored]:
-    """Where each of GlmForCausalLM's weights lies in an original checkpoint.
+    """The places of GlmForCausalLM's weights in an original checkpoint.
 
     Raises DsrunError for a weight that is not ChatGLM2's, 3's or GLM-4's, or a fused matrix of another size.
     """
     sizes = fused_sizes(config)
-    found: dict[str, Stored] = {}
+    places: dict[str, Stored] = {}
     wrong: list[Problem] = []
     for name, stored in listed(folder).items():
         try:
@@ -98,14 +98,15 @@ def glm_weights(folder: Path, config: Any) -> dict[str, Stored]:
             what = f"{name} has shape {list(stored.shape)}, the config wants {sum(sizes)} rows"
             wrong.append(Problem(what, str(stored.path), "Is config.json the checkpoint's own?"))
             continue
-        found |= {new: stored.part(*rows) if rows else stored for new, rows in parts.items()}
+        places |= {new: stored.part(*rows) if rows else stored for new, rows in parts.items()}
     if wrong:
         raise DsrunError(wrong[:10])
-    return found
+    return places
 
 
 def checked_weights(folder: Path, skeleton: Skeleton, config: Any) -> dict[str, Stored]:
-    """The same, whole and in the model's shapes. Raises DsrunError with all that is missing or mis-shaped."""
+    """`glm_weights` of a whole checkpoint. Raises DsrunError with all weights that are missing or have another
+    shape."""
     stored = glm_weights(folder, config)
     raise_all(problems(stored, skeleton.wanted, skeleton.aliases, str(folder)))
     return stored
@@ -144,12 +145,12 @@ def original_weights(
     weights: Mapping[str, torch.Tensor], names: Sequence[str], sizes: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Weights under their original names; names that hold no weight of the model (the rotary table) are left out."""
-    found = {}
+    originals = {}
     for name in names:
         parts = [weights[new] for new in renamed(name, sizes)]
         if parts:
-            found[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
-    return found
+            originals[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
+    return originals
 
 
 def write_original(weights: Mapping[str, torch.Tensor], config: Any, original: Path, folder: Path) -> None:
@@ -196,7 +197,7 @@ def _write_index(original: Path, folder: Path) -> None:
 
 
 def _say_dtype(path: Path, dtype: torch.dtype | None) -> None:
-    """Correct the type in config.json where it was trained in another one; else the file stays as it is."""
+    """Correct the type in config.json where the model was trained in another one; else the file stays as it is."""
     config = json.loads(path.read_text(encoding="utf-8"))
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and config.get("torch_dtype") not in (None, name):

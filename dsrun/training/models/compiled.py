@@ -1,15 +1,15 @@
 """torch.compile of a model's decoder layers, each by itself: `--compile`.
 
-What is compiled is a layer's forward, inside of all hooks: of FSDP, which gathers weights around it, and of activation
+A layer's forward is compiled inside of all hooks: those of FSDP, which gathers weights around it, and of activation
 checkpointing, which calls it twice. So a layer keeps its class and its weights keep their names, in checkpoints and
 exports.
 
-All layers of a kind share a graph, as weights are inputs of it. Lengths differ from step to step: sizes are symbols
-from the start (`dynamic`), and what is left to compile again is what torch tells apart (one row or several, a mask or
-none). It stops at `torch._dynamo.config.recompile_limit` of those, and computes the rest as it stands: that is told.
+All layers of a kind share a graph, whose inputs are the weights. Lengths differ from step to step, so sizes are symbols
+from the start (`dynamic`). torch still compiles again for cases that it tells apart (one row or several, a mask or
+none), up to `torch._dynamo.config.recompile_limit`; the rest is computed without, and a note says so.
 
 Attention that takes the borders of packed examples (flash-attn, varlen) stays outside: its lists of lengths would be
-constants, and each step a new graph. Evaluation and answers are computed as without: their shapes are others.
+constants, and each step a new graph. Evaluation and answers have other shapes, and are not compiled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from dsrun.errors import TrainingError
+from dsrun.training.models.kernels import REPEATED
 from dsrun.training.models.layers import layers_of
 
 BACKEND = "inductor"
-INSIDE = ("sdpa", "eager")
+INSIDE = ("sdpa", REPEATED, "eager")
 """Attention that is compiled with the layer."""
 LOGGER, LIMIT = "torch._dynamo.convert_frame", "hit config."
-"""Who warns where torch compiles a function no further, and what of; no counter tells it."""
+"""The logger of torch's warning that it compiles a function no further, and a part of its text; no counter has it."""
 
 
 def compile_layers(model: Any, *, backend: str = BACKEND) -> None:
@@ -42,7 +43,11 @@ def compile_layers(model: Any, *, backend: str = BACKEND) -> None:
         raise TrainingError(
             f"{type(model).__name__} doesn't say which of its modules are layers", where="--compile"
         )
-    _leave_attention_out(model.config._attn_implementation)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attention = model.config._attn_implementation
+    if attention not in INSIDE:  # a layer's graph ends before it, and another begins behind it
+        ALL_ATTENTION_FUNCTIONS[attention] = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[attention])
     torch._inductor.config.fallback_random = True
     for layer in layers:
         _compile(layer, backend)
@@ -70,24 +75,16 @@ def _compile(layer: Any, backend: str) -> None:
     layer.forward = forward
 
 
-def _leave_attention_out(name: str) -> None:
-    """Have a layer's graph end before this attention, and another begin behind it."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if name not in INSIDE:
-        ALL_ATTENTION_FUNCTIONS[name] = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name])
-
-
 class Compilation:
-    """What torch has compiled so far in this process, as it tells it itself (torch._dynamo.utils.counters)."""
+    """torch's own counts of what it has compiled so far in this process (torch._dynamo.utils.counters)."""
 
     def __init__(self) -> None:
         self._graphs = 0
         self._limits = _Limits()
         logging.getLogger(LOGGER).addHandler(self._limits)
 
-    def told(self) -> Iterator[str]:
-        """After a step: what is new, in words. Raises TrainingError where nothing was compiled at all."""
+    def notes(self) -> Iterator[str]:
+        """Notes on what a step has compiled. Raises TrainingError where nothing was compiled at all."""
         from torch._dynamo.utils import counters
 
         graphs, breaks = counters["stats"]["unique_graphs"], counters["graph_break"]

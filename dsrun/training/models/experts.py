@@ -1,6 +1,6 @@
-"""What the routers of a mixture of experts do in training: how evenly they spread tokens, and their loss.
+"""Routers of a mixture of experts in training: how evenly they spread tokens, and their loss.
 
-transformers' blocks hand their experts, whatever the family, the chosen ones' numbers (int64, [tokens, chosen]); these
+In every family transformers' blocks hand their experts the numbers of the chosen ones (int64, [tokens, chosen]). These
 are counted on the device, and read once a step with everything else.
 """
 
@@ -17,21 +17,21 @@ from dsrun.training.loss import routers_weight
 REAL_TOKENS = "real_tokens"
 """The keyword of a batch's mask: which of its tokens are no padding (bool, as input_ids)."""
 LOSS_FUNCTION = "load_balancing_loss_func"
-"""What transformers calls the routers' loss in the module of each model that has one."""
+"""transformers' name of the routers' loss, in the module of each model that has one."""
 
 
 def leave_out_padding(model: Any) -> bool:
     """Have the model's forward take REAL_TOKENS, and the routers' loss leave the other tokens out; whether it does.
 
-    transformers leaves out what an attention mask does. Batches have none: beside it the borders of packed examples
-    would not be seen, and attention would take a slower kernel. So the loss is given its own: for as long as a forward
-    takes, its function in the model's module knows the mask.
+    transformers leaves out the tokens that an attention mask leaves out. Batches have no such mask: beside it the
+    borders of packed examples would not be seen, and attention would take a slower kernel. So the loss gets a mask of
+    its own: during a forward, its function in the model's module is replaced by one that has the mask.
     """
     if not routers_weight(model.config):
         return False
     modules = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__]
-    names = next((names for names in modules if LOSS_FUNCTION in names), None)
-    if names is None:
+    namespace = next((namespace for namespace in modules if LOSS_FUNCTION in namespace), None)
+    if namespace is None:
         return False
     forward = model.forward
 
@@ -39,21 +39,21 @@ def leave_out_padding(model: Any) -> bool:
     def without_padding(*inputs: Any, real_tokens: torch.Tensor | None = None, **named: Any) -> Any:
         if real_tokens is None:
             return forward(*inputs, **named)
-        loss = names[LOSS_FUNCTION]
-        names[LOSS_FUNCTION] = lambda logits, experts, chosen, _mask: loss(
+        loss = namespace[LOSS_FUNCTION]
+        namespace[LOSS_FUNCTION] = lambda logits, experts, chosen, _mask: loss(
             logits, experts, chosen, real_tokens
         )
         try:
             return forward(*inputs, **named)
         finally:
-            names[LOSS_FUNCTION] = loss
+            namespace[LOSS_FUNCTION] = loss
 
     model.forward = without_padding
     return True
 
 
 class ExpertLoad:
-    """Counts which experts a rank's tokens go to, from one `taken` to the next. Padding counts as tokens do.
+    """Counts of a rank's tokens for each expert, from one `taken` to the next. Padding counts as tokens do.
 
     A layer that is computed again in backward is counted twice, all of it, which changes no share.
     """
@@ -86,17 +86,19 @@ class ExpertLoad:
             self._loss += self._weight * output.aux_loss.detach()
 
     def taken(self) -> torch.Tensor:
-        """The counts since the last time, to be summed over ranks (float32, [1 + experts of all layers]): first the
-        routers' part of the loss. Of a dense model nothing."""
+        """The routers' part of the loss and the counts since the last time, to be summed over ranks.
+
+        float32, [1 + experts of all layers]; empty for a dense model.
+        """
         if not self._counts:
             return self._loss[None][:0]
-        found = torch.cat([self._loss[None], *self._counts])
+        sums = torch.cat([self._loss[None], *self._counts])
         for tensor in (self._loss, *self._counts):
             tensor.zero_()
-        return found
+        return sums
 
-    def told(self, summed: list[float], micro_batches: int) -> dict[str, float]:
-        """What metrics.jsonl says of a step, from what `taken` came to over all ranks and micro batches.
+    def metrics(self, summed: list[float], micro_batches: int) -> dict[str, float]:
+        """A step's fields in metrics.jsonl. summed: the sums of `taken` over all ranks and micro batches.
 
         expert_share: of the tokens in one layer, the most that went to one of its experts; with n experts of which k
         are chosen k/n is even, and 1 is all of them. router_loss: see `routers_weight`; only where there is one.
@@ -104,10 +106,10 @@ class ExpertLoad:
         if not self._counts:
             return {}
         loss, *counts = summed
-        found, start = {"router_loss": loss / micro_batches} if self._weight else {}, 0
+        losses, start = {"router_loss": loss / micro_batches} if self._weight else {}, 0
         shares = []
         for layer, chosen in zip(self._counts, self._chosen, strict=True):
             of_layer = counts[start : start + len(layer)]
             start += len(layer)
             shares.append(chosen * max(of_layer) / max(1.0, sum(of_layer)))
-        return {"expert_share": max(shares), **found}
+        return {"expert_share": max(shares), **losses}

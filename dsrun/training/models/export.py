@@ -23,14 +23,14 @@ from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
 from dsrun.training.engines.optimizers import elements
-from dsrun.training.models.weights import INDEXES, give_back, open_shard, weight_files
+from dsrun.training.models.weights import INDEXES, give_back, open_shard, weight_files, write_index
 
-TOLD = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
-"""Of the folders that are written beside the model."""
-SHARD = WEIGHT_FILE_BYTES
-"""Bytes of a file of exported weights, at most. One is in memory at a time."""
-WHOLE = 1 << 60
-"""Bytes of a shard that save_pretrained doesn't divide."""
+BESIDE = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
+"""The folders that are written beside the model, in words."""
+SHARD_BYTES = WEIGHT_FILE_BYTES
+"""The largest file of exported weights. One is in memory at a time."""
+UNDIVIDED_BYTES = 1 << 60
+"""A size of shards with which save_pretrained divides nothing."""
 SINGLE = "model.safetensors"
 LAYER = re.compile(r".*?\.\d+\.")
 Weights = Callable[[Sequence[str]], dict[str, torch.Tensor]]
@@ -41,16 +41,16 @@ ROOM = "Free some room, then write the model from the newest checkpoint: dsrun e
 def export(engine: Engine, tokenizer: Any, end_ids: list[int], job: Job) -> tuple[Path, list[str]]:
     """Write the model into the run's folder: safetensors, config, tokenizer. Every rank takes part; rank 0 writes.
 
-    Returned are the folder to be asked and a line for each other one. Raises as `write_folders` does.
+    Returns the model's folder and a line for each other one. Raises as `write_folders` does.
     """
     folders = export_folders(job, Path(job.run_dir))
     write_from(engine, tokenizer, end_ids, job, folders)
     first, *others = folders.items()
-    return first[1], [f"{TOLD[kind]}: {folder}" for kind, folder in others]
+    return first[1], [f"{BESIDE[kind]}: {folder}" for kind, folder in others]
 
 
 def export_best(engine: Engine, tokenizer: Any, end_ids: list[int], job: Job) -> Path:
-    """Write what is trained by now into best/, in the place of what was there: the whole model, or the adapter."""
+    """Write the weights of the moment into best/, in the place of earlier ones: the whole model, or the adapter."""
     folder = Path(job.run_dir) / BEST
     write_from(engine, tokenizer, end_ids, job, {ADAPTER if job.peft.freezes else MODEL: folder})
     return folder
@@ -76,37 +76,38 @@ def write_from(
 
 
 def shards(module: Any, *, trained: bool = False) -> list[list[str]]:
-    """The names of what a model's file holds, in shards of SHARD bytes at most, tied weights under their first name.
+    """The names of a model's weights in shards of SHARD_BYTES at most, tied weights under their first name.
 
-    A layer is not divided unless it alone is larger: transformers makes one weight of a file from several of a layer,
-    for some models. trained: only the weights that have gradients, in one.
+    trained: only the weights that have gradients, in one shard.
     """
-    there = [(name, one) for name, one in module.named_parameters() if one.requires_grad or not trained]
+    parameters = module.named_parameters()
+    tensors = [(name, weight) for name, weight in parameters if weight.requires_grad or not trained]
     if trained:
-        return [[name for name, _ in there]]
+        return [[name for name, _ in tensors]]
     saved = module.state_dict(keep_vars=True).keys()
-    there += [(name, one) for name, one in module.named_buffers() if name in saved]
-    found: list[list[str]] = [[]]
-    room = SHARD
-    for several in _by_layer(there).values():
-        whole = sum(several.values())
-        units = [several] if whole <= SHARD else [{name: size} for name, size in several.items()]
-        for unit in units:
+    tensors += [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+    names: list[list[str]] = [[]]
+    room = SHARD_BYTES
+    # A layer is not divided unless it alone is larger than a shard: for some models transformers makes one weight of a
+    # file from several of a layer.
+    for layer in _by_layer(tensors).values():
+        fits = sum(layer.values()) <= SHARD_BYTES
+        for unit in [layer] if fits else [{name: size} for name, size in layer.items()]:
             size = sum(unit.values())
-            if found[-1] and size > room:
-                found.append([])
-                room = SHARD
-            found[-1] += unit
+            if names[-1] and size > room:
+                names.append([])
+                room = SHARD_BYTES
+            names[-1] += unit
             room -= size
-    return found
+    return names
 
 
-def _by_layer(there: Iterable[tuple[str, Any]]) -> dict[str, dict[str, int]]:
-    """Bytes of each weight, by the numbered layer that it is of ("model.layers.3."), else by its own name."""
+def _by_layer(tensors: Iterable[tuple[str, Any]]) -> dict[str, dict[str, int]]:
+    """Bytes of each weight, by its numbered layer ("model.layers.3."), or by its own name where it has none."""
     layers: dict[str, dict[str, int]] = {}
-    for name, one in there:
+    for name, tensor in tensors:
         layer = LAYER.match(name)
-        size = elements(one) * one.element_size()
+        size = elements(tensor) * tensor.element_size()
         layers.setdefault(layer[0] if layer else name, {})[name] = size
     return layers
 
@@ -120,10 +121,10 @@ def write_folders(
     job: Job,
     folders: Mapping[str, Path],
 ) -> None:
-    """Write a trained model in one process. module: with what is trained on it; its own weights may be others.
+    """Write a trained model in one process. module: the model with its adapter; its own values don't matter.
 
-    weights: asked for each of `shards(module)` once and in turn, or for what is trained beside the model.
-    end_ids: the tokens that end a response; they go into the generation config. folders: see `export_folders`.
+    weights: called for each of `shards(module)` once and in turn, or once for the adapter's. end_ids: the tokens that
+    end a response; they go into the generation config. folders: see `export_folders`.
     Each folder is written beside its place, looked at (`verify`), and only then takes the place of an older one.
     Raises TrainingError where a weight is not finite or the disk refuses, RuntimeError if it is not the whole model.
     """
@@ -146,37 +147,34 @@ def write_folders(
         from dsrun.training.models.chatglm import write_original
 
         original = Path(job.model.location)
-        whole = _stored(folders[MODEL]) if MODEL in folders else _together(module, weights)
+        whole: dict[str, torch.Tensor] = {}
+        if MODEL in folders:  # written just now: mapped from there, and not gathered a second time
+            for path in weight_files(folders[MODEL]):
+                whole |= open_shard(path)
+        else:
+            for names in shards(module):
+                whole |= weights(names)
         _write(folders[ORIGINAL], job, lambda folder: write_original(whole, module.config, original, folder))
 
 
 def _merged(module: Any, trained: Mapping[str, torch.Tensor], job: Job) -> tuple[Any, Weights]:
     """The model as it came, and its weights with LoRA's added.
 
-    They are read again where they came from: so they have the type that they came in, and QLoRA's are no rounded ones.
+    The weights are read again from the model's own folder: so they have their own type, and QLoRA's are not rounded.
     """
     from dsrun.training.models.adapters import additions, merged
     from dsrun.training.models.load import plain_base
 
     base, added = plain_base(job), additions(module)
     base.generation_config = module.generation_config
-    there = base.state_dict()
-    return base, lambda names: {name: merged(name, there[name], trained, added) for name in names}
-
-
-def _stored(folder: Path) -> dict[str, torch.Tensor]:
-    """A written model's weights, as the mapped files."""
-    return {name: one for path in weight_files(folder) for name, one in open_shard(path).items()}
-
-
-def _together(module: Any, weights: Weights) -> dict[str, torch.Tensor]:
-    return {name: one for names in shards(module) for name, one in weights(names).items()}
+    state = base.state_dict()
+    return base, lambda names: {name: merged(name, state[name], trained, added) for name in names}
 
 
 def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
-    """A folder that appears under its name only when it is whole, in the place of an older one.
+    """Write a folder that appears under its name only when it is whole, in the place of an older one.
 
-    Where the disk refuses, what was written by half is removed: nobody could write down what happened.
+    Where the disk refuses, the half-written folder is removed: else nobody could write down what happened.
     """
     temporary, old = (target.parent / f".{target.name}.{word}" for word in ("new", "old"))
     try:
@@ -188,6 +186,8 @@ def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
         make_readable(temporary)
         reach_disk([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
         verify(temporary)
+        # Two renames, for a folder can't take the place of another one: the moment without either is short, and both
+        # are there under their other names.
         if target.exists():
             target.rename(old)
         temporary.rename(target)
@@ -204,25 +204,25 @@ def verify(folder: Path) -> None:
 
     Raises DsrunError with the file, or TrainingError with the weight.
     """
-    found = {}
+    files = {}
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         for name, tensor in open_shard(path).items():
             finite.check(tensor, name, str(folder))
-            found[name] = path.name
-    if not found:
+            files[name] = path.name
+    if not files:
         raise DsrunError("holds no weights", where=str(folder))
     for index, _ in INDEXES:
         if (folder / index).is_file():
             listed = read_json_object(folder / index)["weight_map"]
-            if wrong := sorted(name for name, file in listed.items() if found.get(name) != file):
+            if wrong := sorted(name for name, file in listed.items() if files.get(name) != file):
                 raise RuntimeError(f"{folder / index} names weights that are not there: {wrong[:5]}")
 
 
 def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int], folder: Path) -> None:
-    """The folder that transformers loads, shard by shard: of the weights no more than one shard is in memory.
+    """Write the folder that transformers loads, with one shard of the weights in memory at a time.
 
-    Each is written by transformers' own save_pretrained, as a whole model would be: by its names in the format's files,
-    which aren't always the module's (those of mixtures of experts).
+    Each shard is written by transformers' own save_pretrained, as a whole model would be: under the names that files
+    have, which aren't always the module's (those of mixtures of experts).
     """
     cached, model.config.use_cache = model.config.use_cache, True
     _set_ends(model, tokenizer, end_ids)
@@ -232,23 +232,23 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     part.mkdir(parents=True)
     for number, names in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else SINGLE
-        model.save_pretrained(part, state_dict=weights(names), max_shard_size=WHOLE)
+        model.save_pretrained(part, state_dict=weights(names), max_shard_size=UNDIVIDED_BYTES)
         (part / SINGLE).rename(folder / name)
-        found = open_shard(folder / name)
-        _check_written(folder / name, found, model, names)
-        placed |= dict.fromkeys(found, name)
-        total += sum(one.nbytes for one in found.values())
+        written = open_shard(folder / name)
+        _check_written(folder / name, written, model, names)
+        placed |= dict.fromkeys(written, name)
+        total += sum(tensor.nbytes for tensor in written.values())
         give_back()  # half of the model was seen to stay in holes between weights that were gathered
     if len(parts) > 1:
-        content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
-        (folder / INDEXES[0][0]).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_index(folder, placed, total)
     for path in part.iterdir():  # the configs
         path.rename(folder / path.name)
     part.rmdir()
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
-    _say_type(folder / "config.json", found)
-    _repeat_positions(folder / "config.json")
+    _correct_config(
+        folder / "config.json", next(one.dtype for one in written.values() if one.is_floating_point())
+    )
 
 
 def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
@@ -256,38 +256,32 @@ def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
     model.generation_config.pad_token_id = tokenizer.pad_token_id
 
 
-def _say_type(path: Path, written: Mapping[str, torch.Tensor]) -> None:
-    """The type in the files. transformers says the module's, which may hold another one: FSDP's weights are fp32."""
+def _correct_config(path: Path, dtype: torch.dtype) -> None:
+    """Correct a config that transformers wrote. dtype: the type in the files; FSDP's module holds fp32 weights."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    dtype = next(one.dtype for one in written.values() if one.is_floating_point())
     config["dtype"] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _repeat_positions(path: Path) -> None:
-    """Say the rotary positions where transformers 4 and programs of its time look, too.
-
-    They know no rope_parameters, and would silently take 10000 for the base.
-    """
-    config = json.loads(path.read_text(encoding="utf-8"))
+    # transformers 4 and programs of its time know no rope_parameters, and would silently take 10000 for the base: the
+    # rotary positions go where they look, too.
     rope = config.get("rope_parameters")
-    if not isinstance(rope, dict) or "rope_theta" not in rope:  # none, or a table for each kind of layer
-        return
-    outer = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-    config |= outer
-    if rope.get("rope_type", "default") != "default":
-        config["rope_scaling"] = {name: value for name, value in rope.items() if name not in outer}
+    if (
+        isinstance(rope, dict) and "rope_theta" in rope
+    ):  # else there are none, or a table for each kind of layer
+        outer = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        config |= outer
+        if rope.get("rope_type", "default") != "default":
+            config["rope_scaling"] = {name: value for name, value in rope.items() if name not in outer}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_written(path: Path, found: Mapping[str, torch.Tensor], model: Any, names: Sequence[str]) -> None:
-    """Count a shard's elements beside the model's: partitioned weights are saved as empty ones.
+def _check_written(path: Path, written: Mapping[str, torch.Tensor], model: Any, names: Sequence[str]) -> None:
+    """Raise RuntimeError where a shard has not as many elements as the model: partitioned weights are saved empty.
 
-    Names and shapes may be others in the file than in the module.
+    Elements are counted, for names and shapes may be others in the file than in the module.
     """
     state = model.state_dict(keep_vars=True)
     wanted = sum(elements(state[name]) for name in names)
-    written = sum(one.numel() for one in found.values())
-    if wanted != written or not written:
-        wrong = [name for name in names if name not in found or found[name].numel() != elements(state[name])]
+    if not wanted or wanted != sum(map(torch.numel, written.values())):
+        wrong = [
+            name for name in names if name not in written or written[name].numel() != elements(state[name])
+        ]
         raise RuntimeError(f"the export in {path} is not the whole model: {wrong[:5]}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,21 +25,23 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """A job's precision -> torch's name of it."""
 FLASH_ATTN = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 """transformers' names of flash-attn's generations, the newest first."""
-NAMES = {"sdpa": "sdpa", "eager": "eager", "varlen": varlen.ATTENTION}
+REPEATED = "dsrun_sdpa"
+"""torch's SDPA among transformers' attentions, with keys and values repeated for each head."""
+NAMES = {"eager": "eager", "varlen": varlen.ATTENTION}
 """dsrun's names of attention -> transformers'."""
 
 
 def attention_for(folder: str, precision: str) -> str:
-    """The attention to load a model folder with: the first of those that this GPU, precision and model have.
+    """The attention to load a model folder with: the first that this GPU, precision and model have.
 
-    flash-attn, where it is installed; torch's own kernel for packed examples; torch's SDPA, which can only mask and
-    computes what the mask then takes away.
+    In order: flash-attn, where it is installed; torch's own kernel for packed examples; torch's SDPA, which can only
+    mask, and also computes what the mask then takes away.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    if found := _flash(config, precision):
-        return found
+    if flash := _flash(config, precision):
+        return flash
     # Under a mask older GPUs and CPUs are faster than one example after the other.
     if varlen.has_kernel(getattr(torch, DTYPES[precision])) and not varlen.refuses(config):
         return varlen.register()
@@ -55,11 +58,12 @@ def _flash(config: Any, precision: str) -> str:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if precision == "fp32" or not getattr(kind, "_supports_flash_attn", False):
         return ""
-    there = [name for name in FLASH_ATTN if _installed(utils, name)]
-    if not there:
+    # A transformers without a name knows nothing of that generation: `bool` stands for its question, and says no.
+    installed = [name for name in FLASH_ATTN if getattr(utils, f"is_flash_attn_{name[-1]}_available", bool)()]
+    if not installed:
         return ""
     capability = torch.cuda.get_device_capability()
-    return next((name for name in there if FLASH_TAKES[name](capability)), "")
+    return next((name for name in installed if FLASH_TAKES[name](capability)), "")
 
 
 FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
@@ -70,18 +74,58 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
 """Compute capabilities that each generation has kernels for: 4 Hopper and Blackwell, 3 Hopper, 2 from Ampere on."""
 
 
-def _installed(utils: Any, name: str) -> bool:
-    number = name[-1]
-    asked = getattr(utils, f"is_flash_attn_{number}_available", None)
-    return bool(asked and asked())
-
-
 def attention_without_packages(config: Any) -> str:
     """torch's SDPA; eager for a network whose class in transformers has no other, such as gpt-oss."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+    return _sdpa(config) if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+def _sdpa(config: Any) -> str:
+    """torch's SDPA; on GPUs before Ampere with a key and a value for each head of a query.
+
+    Their memory-efficient kernel wants as many, and transformers leaves the copies to torch where there is no mask. The
+    kernel that is left holds all scores, [heads, tokens, tokens]: 2 GiB a layer at 4,096 tokens and 32 heads.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    grouped = (getattr(text, "num_key_value_heads", None) or heads) < heads
+    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < varlen.AMPERE
+    if not (older and grouped and getattr(kind, "_supports_attention_backend", False)):
+        return "sdpa"
+    AttentionInterface.register(REPEATED, attend_repeated)
+    AttentionMaskInterface.register(REPEATED, sdpa_mask)
+    return REPEATED
+
+
+def attend_repeated(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: query [rows, heads, tokens, head], keys and values with fewer heads."""
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # transformers repeats them under a mask
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    causal = query.shape[2] > 1 and bool(getattr(module, "is_causal", True))
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=causal
+    )
+    return answer.transpose(1, 2).contiguous(), None
 
 
 def attention_of(job: Job) -> str:
@@ -90,12 +134,12 @@ def attention_of(job: Job) -> str:
 
     wanted, folder = job.training.attention, job.prepared.model_dir
     if wanted == "auto" and job.parallel.sp > 1:
-        wanted = "varlen"  # it is told the borders of a sequence of which each rank has a part
+        wanted = "varlen"  # it takes the borders of a sequence of which each rank has a part
     if wanted == "auto":
         return attention_for(folder, job.precision)
     if wanted == "flash":
-        if found := _flash(AutoConfig.from_pretrained(folder), job.precision):
-            return found
+        if flash := _flash(AutoConfig.from_pretrained(folder), job.precision):
+            return flash
         raise DsrunError(
             "transformers has no flash-attn for this model, or can't use the one that is installed",
             where="--attention flash",
@@ -105,6 +149,8 @@ def attention_of(job: Job) -> str:
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
         varlen.register()
+    if wanted == "sdpa":
+        return _sdpa(AutoConfig.from_pretrained(folder))
     return NAMES[wanted]
 
 
@@ -122,30 +168,30 @@ def liger() -> Any:
 
 
 def take_liger(model: Any) -> list[str]:
-    """Put liger-kernel's kernels into a model: all that it has for it. Returns what was done, a line each."""
+    """Put all kernels that liger-kernel has for a model into it; returns a note on each."""
     inner = unwrapped(model)
     done, why = fuse_layers(model, liger_layers())
-    found = [f"liger-kernel computes {', '.join(done)}"] if done else []
+    notes = [f"liger-kernel computes {', '.join(done)}"] if done else []
     if why:
-        found.append(f"no layers of liger-kernel's: {why}")
+        notes.append(f"no layers of liger-kernel's: {why}")
     if fuses_loss(inner.config.model_type) and (why := fuse_loss(model)):
-        found.append(f"no fused cross-entropy: {why}")
-    return found
+        notes.append(f"no fused cross-entropy: {why}")
+    return notes
 
 
 def liger_layers() -> dict[str, Callable[..., None]]:
     """liger-kernel's own functions that put its layers into a model, by model_type."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    found: dict[str, Callable[..., None]] = MODEL_TYPE_TO_APPLY_LIGER_FN
-    return found
+    functions: dict[str, Callable[..., None]] = MODEL_TYPE_TO_APPLY_LIGER_FN
+    return functions
 
 
 def fuse_layers(model: Any, functions: Mapping[str, Callable[..., None]]) -> tuple[tuple[str, ...], str]:
     """Replace a loaded model's norms, rotary positions and gated layers, as far as `dsrun.models.liger` says.
 
-    Only their forwards are others: weights, names and what is saved stay. Returns what was replaced, and why nothing
-    was where something should have been.
+    Only their forwards change: weights, names and what is saved stay. Returns the replaced parts, and why nothing
+    was replaced where something should have been.
     """
     inner = unwrapped(model)
     kind, config = inner.config.model_type, inner.config.get_text_config()
@@ -170,34 +216,51 @@ def unwrapped(model: Any) -> Any:
 def fuse_loss(model: Any, kernel: Any = None) -> str:
     """Make a causal language model compute its loss fused, wherever it is given labels; it then returns no logits.
 
-    kernel: `liger()` unless given. Returns why it can't be; empty where it is. Without labels the model is as it was.
+    kernel: `liger()` unless given. Returns the reason where it can't; else "". Without labels the model is as it was.
     """
     inner = unwrapped(model)
     head, body = inner.get_output_embeddings(), inner.base_model
     if type(head) is not torch.nn.Linear or body is inner:
         return f"the output layer of {type(inner).__name__} is not a plain one"
     kernel = kernel or liger()
-    own_head, own = head.forward, inner.forward
+    chunked = "chunk_mem_const" in inspect.signature(kernel).parameters
+    head_only, whole_forward = head.forward, inner.forward
 
     # In the layer's own forward: ZeRO-3 gathers a layer's weight for as long as that runs, and once more for the
     # backward of what it returns.
-    @functools.wraps(own_head)
+    @functools.wraps(head_only)
     def head_forward(hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
-            return own_head(hidden)
+            return head_only(hidden)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        chunks = {"chunk_mem_const": chunk_budget(len(flat), head.weight)} if chunked else {}
         return kernel(
-            hidden.reshape(-1, hidden.shape[-1]), head.weight, targets.reshape(-1), bias=head.bias,
-            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32,
+            flat, head.weight, targets.reshape(-1), bias=head.bias,
+            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32, **chunks,
         )  # fmt: skip
 
-    @functools.wraps(own)  # generate looks at the signature
+    @functools.wraps(whole_forward)  # generate looks at the signature
     def forward(*args: Any, labels: torch.Tensor | None = None, **rest: Any) -> Any:
         if labels is None:
-            return own(*args, **rest)
+            return whole_forward(*args, **rest)
         return _fused(body, head, labels, *args, **rest)
 
     head.forward, inner.forward = head_forward, forward
     return ""
+
+
+CHUNK_TOKENS = 2048
+"""Tokens whose logits are held at once, about: 0.5 GiB of them in 16 bits for a vocabulary of 128,000."""
+
+
+def chunk_budget(tokens: int, weight: torch.Tensor) -> int:
+    """liger-kernel's chunk_mem_const with which a chunk has about CHUNK_TOKENS.
+
+    By itself it takes vocabulary / hidden chunks however few tokens there are, and each chunk reads the weight twice
+    and its gradient too: 500 tokens in 32 chunks cost as much time as 8,000.
+    """
+    vocabulary, hidden = weight.shape
+    return max(1, math.ceil(vocabulary / (hidden * math.ceil(max(1, tokens) / CHUNK_TOKENS))))
 
 
 def _fused(

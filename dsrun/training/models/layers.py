@@ -1,4 +1,4 @@
-"""What of a model repeats: its decoder layers."""
+"""The part of a model that repeats: its decoder layers."""
 
 from __future__ import annotations
 

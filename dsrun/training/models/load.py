@@ -1,7 +1,7 @@
-"""Loading a model: into the ranks that train it, under every ZeRO stage, or whole, to be asked or merged with.
+"""Loading a model: into the ranks that train it, under every ZeRO stage, or whole, to answer or to be merged with.
 
-Every weight goes straight from its mapped shard to where it belongs (see dsrun.training.models.weights); transformers
-reads the checkpoints whose names only it knows how to change, and quantised ones.
+Every weight goes straight from its mapped shard to its place (see dsrun.training.models.weights). transformers reads
+quantised checkpoints, and those whose names only it knows how to change.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
     """The model in the job's precision, and an object that must stay alive as long as the model (Backend.awareness).
 
-    Every rank gets the whole model on its device; under ZeRO-3 its part of every weight, read by the first rank alone,
-    and with FSDP its rows of every weight, which it reads itself.
-    attention: transformers' name of an implementation, None for what the model has without more packages. Where the job
-    trains an adapter it is there, and nothing else has a gradient.
+    Every rank gets the whole model on its device. Under ZeRO-3 it gets its part of every weight, which the first rank
+    reads; with FSDP it reads its rows of every weight itself.
+    attention: transformers' name of an implementation; None: the one that needs no other package. Where the job trains
+    an adapter, the model has it, and nothing else has a gradient.
     Raises DsrunError if the checkpoint's keys and shapes are not the model's.
     """
     device, dtype = _device(job), getattr(torch, DTYPES[job.precision])
@@ -67,15 +67,14 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
 
 
 def recompute(model: Any, job: Job) -> None:
-    """Compute the activations of one layer in job.training.recomputed again in backward instead of keeping them.
-
-    Without re-entrance the tensors' shapes are compared, and ZeRO-3 has taken the weights apart by then (DeepSpeed
-    before 0.19.3). With it the layers' first pass has no gradients, nor has what a router's loss is made of in it.
-    """
+    """Compute the activations of one layer in job.training.recomputed again in backward instead of keeping them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # Releases before 5.2x know the second name alone, and 6 the first alone.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    # Re-entrant under ZeRO-3: the other way compares the shapes of what was saved with what is computed again, and
+    # ZeRO-3 has taken the weights apart by then (DeepSpeed before 0.19.3). Not re-entrant where routers have a loss:
+    # a re-entrant layer's first pass has no gradients, and the routers' logits of that pass are what their loss is of.
     enable({"use_reentrant": job.zero_stage == 3 and not routers_weight(model.config)})
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
@@ -85,7 +84,7 @@ def recompute(model: Any, job: Job) -> None:
 
 
 def keep_activations(model: Any) -> None:
-    """Undo `recompute`: it rules out the cache of keys and values, which answers are made with."""
+    """Undo `recompute`, which rules out the cache of keys and values that answers are made with."""
     disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
     disable()
 
@@ -97,7 +96,7 @@ def _inputs_on_host(checkpointed: Any, *layer: Any) -> Any:
 
 
 def _device(job: Job) -> torch.device:
-    """Where the model is read to. Where ranks share it the whole of it might not fit a GPU."""
+    """The device that the model is read to. Where ranks share it, the whole of it might not fit a GPU."""
     if job.accelerator != "cuda" or job.parallel.group > 1:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -110,24 +109,22 @@ def plain_base(job: Job) -> Any:
 
 
 def end_ids(encoder: PromptEncoder, model: Any) -> list[int]:
-    """The tokens that end an answer: by the prompt format, and by the model's own generation_config.json.
-
-    Where it has no such file, transformers takes them from config.json or from the defaults of the model's class, which
-    may be any word of this vocabulary: of these, special tokens count.
-    """
+    """The tokens that end an answer: by the prompt format, and by the model's own generation_config.json."""
     config, tokenizer = model.generation_config, encoder.tokenizer
-    own = config.eos_token_id
-    listed = own if isinstance(own, list) else [] if own is None else [own]
+    ends = config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    # Without such a file transformers takes the ids from config.json or from the defaults of the model's class, where
+    # they may be any word of this vocabulary: of those, special tokens count.
     if config._from_model_config:
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        listed = [token for token in listed if token in special]
-    return list(dict.fromkeys([*encoder.stop_ids, *listed]))
+        ends = [token for token in ends if token in special]
+    return list(dict.fromkeys([*encoder.stop_ids, *ends]))
 
 
 def outline(job: Job) -> Any:
-    """The job's model with what it trains on it, on the CPU, to be written with weights from elsewhere.
+    """The job's model with its adapter, on the CPU, to be written with weights from elsewhere.
 
-    Where every weight is trained none is read: they have shapes only.
+    Where every weight is trained none is read: they have only shapes.
     """
     folder, dtype = Path(job.prepared.model_dir), getattr(torch, DTYPES[job.precision])
     if job.peft.freezes:
@@ -149,7 +146,7 @@ def _read(
     *,
     trains: bool = False,
 ) -> Any:
-    """The job's model. trains: divided over the ranks as the job's engine wants it."""
+    """The job's model. trains: it is divided over the ranks as the job's engine wants it."""
     divided = job if trains else None
     if job.model.source == "chatglm":
         where = Path(job.model.location)
@@ -157,7 +154,7 @@ def _read(
     return _from_folder(Path(job.prepared.model_dir), dtype, device, attention=attention, job=divided)
 
 
-# From a folder. dtype None: the checkpoint's own; job: whose ranks the weights are divided over, None: over none.
+# From a folder. dtype None: the checkpoint's own. job: divides the weights over its ranks; None: they stay whole.
 
 
 def _from_chatglm(
@@ -169,7 +166,7 @@ def _from_chatglm(
     attention: str | None = None,
     job: Job | None = None,
 ) -> Any:
-    """architecture: GlmConfig's fields."""
+    """A model from ChatGLM's own format. architecture: GlmConfig's fields."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.for_model(**architecture)
@@ -195,7 +192,7 @@ def _from_folder(
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     stored = listed(folder)
-    dtype = dtype or next(one.dtype for one in stored.values() if one.dtype.is_floating_point)
+    dtype = dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
     if getattr(config, "quantization_config", None) is None:
         skeleton = Skeleton(
             config, dtype, attn_implementation=attention or attention_without_packages(config)
@@ -227,7 +224,7 @@ def _by_transformers(
     folder: Path, dtype: torch.dtype, device: torch.device, attention: str, job: Job | None
 ) -> Any:
     """transformers' own loading, divided over a job's ranks as its engine wants it."""
-    # To be asked, it goes onto a GPU shard by shard; an engine moves it there itself.
+    # A model that answers goes onto a GPU shard by shard; an engine moves its model there itself.
     place = {"device_map": {"": device}} if device.type == "cuda" and job is None else {}
     read = partial(_pretrained, folder, dtype, attention, place)
     if job is None:
@@ -258,10 +255,12 @@ def _pretrained(folder: Path, dtype: torch.dtype, attention: str, place: Mapping
 def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
     """transformers only warns when weights are missing and goes on with random ones; here that is an error."""
     names = ("missing_keys", "mismatched_keys", "error_msgs", "unexpected_keys")
-    found = {name: sorted(str(key) for key in info.get(name) or []) for name in names}
-    if unexpected := found.pop("unexpected_keys"):
+    keys_by_kind = {name: sorted(str(key) for key in info.get(name) or []) for name in names}
+    if unexpected := keys_by_kind.pop("unexpected_keys"):
         logger.warning("weights that the model does not use: %s", ", ".join(unexpected[:10]))
-    if wrong := [f"{name.replace('_', ' ')}: {', '.join(keys[:5])}" for name, keys in found.items() if keys]:
+    if wrong := [
+        f"{name.replace('_', ' ')}: {', '.join(keys[:5])}" for name, keys in keys_by_kind.items() if keys
+    ]:
         raise DsrunError(
             f"the weights do not fit the config ({'; '.join(wrong)})",
             where=str(folder),
@@ -269,7 +268,7 @@ def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
         )
 
 
-# To be asked
+# To answer
 
 
 def load_answering(
@@ -281,34 +280,34 @@ def load_answering(
     a P-Tuning checkpoint's folder or file, for the model in `folder`. LoRA is merged, in fp32.
     Raises DsrunError where something is missing, or doesn't belong to the other.
     """
-    base, found, config = folder, None, None
+    base, stored_adapter, config = folder, None, None
     if adapter is not None:
-        found = formats.read_adapter(adapter)
+        stored_adapter = formats.read_adapter(adapter)
     elif (folder / formats.CONFIG).is_file():
-        found, config = formats.read_adapter(folder), folder / adapters.BASE_CONFIG
-        base = _base_folder(found, folder)
+        stored_adapter, config = formats.read_adapter(folder), folder / adapters.BASE_CONFIG
+        base = _base_folder(stored_adapter, folder)
     model = _load_base(base, dtype, torch.device(device), config)
-    if found and found.method == formats.PREFIX:
-        whole = prefix_tuning.read(found.weights)
+    if stored_adapter and stored_adapter.method == formats.PREFIX:
+        whole = prefix_tuning.read(stored_adapter.weights)
         prefix_tuning.add(model, len(whole), 0.0)
-        prefix_tuning.fill(model, whole, found.weights)
-    elif found:
-        adapters.merge_into(model, found)
+        prefix_tuning.fill(model, whole, stored_adapter.weights)
+    elif stored_adapter:
+        adapters.merge_into(model, stored_adapter)
     _set_generation(model, folder)
     model.config.use_cache = True
     return model.eval()
 
 
-def _base_folder(found: formats.Adapter, folder: Path) -> Path:
-    if found.base and (Path(found.base) / "config.json").is_file():
-        return Path(found.base)
+def _base_folder(adapter: formats.Adapter, folder: Path) -> Path:
+    if adapter.base and (Path(adapter.base) / "config.json").is_file():
+        return Path(adapter.base)
     where = str(folder / formats.CONFIG)
     hint = "Put it back, or say where it is now: base_model_name_or_path in that file."
-    raise DsrunError(f"the model that it was trained on is not in {found.base}", where=where, hint=hint)
+    raise DsrunError(f"the model that it was trained on is not in {adapter.base}", where=where, hint=hint)
 
 
 def _load_base(folder: Path, dtype: torch.dtype, device: torch.device, config: Path | None) -> Any:
-    """config: beside an adapter, GlmConfig's fields of its base."""
+    """A base model. config: the file beside an adapter that has GlmConfig's fields of its base."""
     if not is_original(folder):
         return _from_folder(folder, dtype, device)
     if config is not None and config.is_file():

@@ -20,16 +20,15 @@ import torch
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models.new_tokens import OPTION, already
 from dsrun.training.models.tokenizer import load_tokenizer
-from dsrun.training.models.weights import INDEXES, Skeleton, listed, open_shard, weight_files
+from dsrun.training.models.weights import INDEXES, Skeleton, listed, open_shard, weight_files, write_index
 
 MULTIPLE = 64
 """Rows of a grown embedding are a multiple of this: matrix units compute in tiles (NVIDIA's guide to tensor cores)."""
 EPSILON = 1e-9
-"""Of the old rows' covariance, the new ones' is this share (transformers' _init_added_embeddings_weights_with_mean)."""
+"""The new rows' covariance as a share of the old ones' (transformers' _init_added_embeddings_weights_with_mean)."""
 SEED = 0
 DIALOG = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]
-"""What a chat template is asked for to see which tokens it writes."""
-INDEX = INDEXES[0][0]
+"""The conversation that shows which tokens a chat template writes."""
 
 
 def link_folder(source: Path, folder: Path) -> None:
@@ -45,8 +44,8 @@ def link_folder(source: Path, folder: Path) -> None:
 def add_tokens(folder: Path, tokens: Sequence[str], chat_template: str) -> None:
     """Give a model's folder new tokens. chat_template: the one that takes the place of its tokenizer's own.
 
-    A token that the chat template writes is special, as role marks are: in a text of the data it stays text. The
-    others are found in texts, and stay in what is decoded.
+    A token that the chat template writes is special, as role marks are: in a text of the data it stays text. Others are
+    looked for in texts, and decoding keeps them.
     Raises DsrunError where the tokenizer can't have them, or where it isn't plain which weights have rows for tokens.
     """
     tokenizer = load_tokenizer(folder)
@@ -70,19 +69,19 @@ def _extend(tokenizer: Any, tokens: Sequence[str], chat_template: str) -> None:
 
 
 def _frame(tokenizer: Any, chat_template: str | None) -> str:
-    """All that the chat template writes around texts; nothing where there is none, or where it refuses to."""
+    """All text that the chat template writes around messages; empty where there is no template, or it refuses."""
     from jinja2 import TemplateError
 
-    found = ""
+    frame = ""
     for first in range(len(DIALOG)):  # many know no system text, or want the user's first
         messages = [{"role": role, "content": text} for role, text in DIALOG[first:]]
         try:
-            found += tokenizer.apply_chat_template(
+            frame += tokenizer.apply_chat_template(
                 messages, chat_template=chat_template, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, ValueError):  # transformers' own for no template
             continue
-    return found
+    return frame
 
 
 def _grow(folder: Path, ids: Sequence[int]) -> None:
@@ -105,21 +104,24 @@ def _grow(folder: Path, ids: Sequence[int]) -> None:
 
 
 def _with_rows(folder: Path, config: Any, before: Skeleton, rows: int, wanted: int) -> set[str]:
-    """The names, as the checkpoint has them, of the weights that have a row for each token.
+    """The weights that have a row for each token, by their names in the checkpoint.
 
-    They are those whose shapes follow the config's vocabulary. Raises DsrunError where that is no full answer.
+    They are those whose shapes follow the config's vocabulary. Raises DsrunError where that leaves doubt.
     """
     text = config.get_text_config()
     text.vocab_size = wanted if wanted > rows else rows + MULTIPLE
     after = Skeleton(config, torch.float32).wanted
-    found = {name for name, shape in before.wanted.items() if after.get(name) != shape}
-    grown = {name: (text.vocab_size, *before.wanted[name][1:]) for name in found}
-    right = all(before.wanted[name][0] == rows and after.get(name) == grown[name] for name in found)
-    names = found | {alias for alias, name in before.aliases.items() if name in found}
-    stored = {name: own for name, own in _read_as(before.model, listed(folder)).items() if own in names}
-    there = set(stored.values())
-    lacking = found - there - {before.aliases[alias] for alias in there & before.aliases.keys()}
-    if not found or not right or lacking:
+    # Two models of shapes alone, with and without the new tokens: the weights that differ are meant, and they have to
+    # differ in the number of rows, from the vocabulary's old size to its new one.
+    growing = {name for name, shape in before.wanted.items() if after.get(name) != shape}
+    grown = {name: (text.vocab_size, *before.wanted[name][1:]) for name in growing}
+    right = all(before.wanted[name][0] == rows and after.get(name) == grown[name] for name in growing)
+    names = growing | {alias for alias, name in before.aliases.items() if name in growing}
+    own_names = _own_names(before.model, listed(folder))
+    stored = {name: own_name for name, own_name in own_names.items() if own_name in names}
+    present = set(stored.values())
+    lacking = growing - present - {before.aliases[alias] for alias in present & before.aliases.keys()}
+    if not growing or not right or lacking:
         what = "doesn't say which of its weights have a row for each token"
         if lacking:
             what = f"has {', '.join(sorted(lacking))} under another name, so that no rows can be added"
@@ -127,20 +129,22 @@ def _with_rows(folder: Path, config: Any, before: Skeleton, rows: int, wanted: i
     return set(stored)
 
 
-def _read_as(model: Any, stored: Iterable[str]) -> dict[str, str]:
+def _own_names(model: Any, stored: Iterable[str]) -> dict[str, str]:
     """A checkpoint's names -> the model's: transformers changes some as it reads, such as GPT-NeoX's embed_out."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, rename_source_key
     except ImportError:  # before 5 a model's names are its checkpoints'
         return {name: name for name in stored}
-    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
-    own = model.state_dict()
-    return {name: rename_source_key(name, renamings, [], model.base_model_prefix, own)[0] for name in stored}
+    renamings = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    state = model.state_dict()
+    return {
+        name: rename_source_key(name, renamings, [], model.base_model_prefix, state)[0] for name in stored
+    }
 
 
 def _rewrite(folder: Path, names: set[str], wanted: int, new: Sequence[int]) -> None:
-    """Write the shards that hold these weights, with their new rows; of .bin files all, as safetensors."""
+    """Write the shards that hold these weights, with their new rows; .bin files all, as safetensors."""
     from safetensors.torch import save_file
 
     files = weight_files(folder)
@@ -148,12 +152,12 @@ def _rewrite(folder: Path, names: set[str], wanted: int, new: Sequence[int]) -> 
     written: dict[str, str] = {}
     for path in files:
         tensors = open_shard(path)
-        own = names & tensors.keys()
+        growing = names & tensors.keys()
         target = path.with_suffix(".safetensors")
         written |= dict.fromkeys(tensors, target.name)
-        if own or convert:
-            grown = {name: with_rows(tensors[name], wanted, new) for name in own}
-            whole = {name: one if one.is_contiguous() else one.contiguous() for name, one in tensors.items()}
+        if growing or convert:
+            grown = {name: with_rows(tensors[name], wanted, new) for name in growing}
+            whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
             fresh = path.with_name(f".{target.name}.new")
             save_file(_apart(whole) | grown, fresh, {"format": "pt"})
             del tensors, whole
@@ -165,28 +169,26 @@ def _rewrite(folder: Path, names: set[str], wanted: int, new: Sequence[int]) -> 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of which no two share memory, as safetensors wants them: a .bin file holds tied weights twice."""
     seen: set[int] = set()
-    found = {}
-    for name, one in tensors.items():
-        found[name] = one.clone() if one.data_ptr() in seen else one
-        seen.add(one.data_ptr())
-    return found
+    apart = {}
+    for name, tensor in tensors.items():
+        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return apart
 
 
 def _index(folder: Path, written: Mapping[str, str], *, single: bool) -> None:
-    """One index that names every weight's file, where there are several."""
+    """Name a single file as transformers does, or write one index of several files."""
     for name, _ in INDEXES:
         (folder / name).unlink(missing_ok=True)
     if single:
         (file,) = set(written.values())
-        (folder / file).rename(folder / INDEX.removesuffix(".index.json"))
+        (folder / file).rename(folder / INDEXES[0][0].removesuffix(".index.json"))
         return
-    total = sum((folder / file).stat().st_size for file in set(written.values()))
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(written.items()))}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_index(folder, written, sum((folder / file).stat().st_size for file in set(written.values())))
 
 
 def with_rows(weight: torch.Tensor, rows: int, new: Iterable[int]) -> torch.Tensor:
-    """A weight ([tokens, ...]) with `rows` rows, of which the new ones are drawn around the mean of those it has.
+    """A weight ([tokens, ...]) with `rows` rows, the new ones drawn around the mean of the old ones.
 
     As transformers draws them (modeling_utils.py, _init_added_embeddings_weights_with_mean): normally distributed,
     with EPSILON of the old rows' covariance where that is positive definite, else the mean itself. A bias ([tokens])

@@ -1,9 +1,9 @@
 """P-Tuning v2 (arXiv:2110.07602) as ChatGLM2 does it: trained keys and values that every token sees, in every layer.
 
-PEFT's prefix tuning is not used: it counts the text's positions from the prefix's end, so that its logits are not
-ChatGLM2's and no official checkpoint can be gone on with. Here the prefix joins the keys and values where attention is
-computed, and not through the cache of past ones: positions stay those of the text, it survives gradient checkpointing
-(which drops caches), and every row of a packed line sees it as a line of its own would.
+PEFT's prefix tuning is not used: it counts the text's positions from the prefix's end, so its logits are not
+ChatGLM2's, and no official checkpoint could be trained further. Here the prefix joins the keys and values where
+attention is computed, and not through the cache of past ones. So positions stay those of the text, it survives gradient
+checkpointing (which drops caches), and each packed example sees it as it would in a sequence of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsrun.training import finite
 from dsrun.training.models.weights import open_shard
 
 ATTENTION = "dsrun_prefix"
-"""Our attention's name among transformers'."""
+"""The name under which transformers knows this attention."""
 PUBLISHED = "transformer.prefix_encoder."
 EMBEDDING = "embedding.weight"
 PROJECTION = ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
@@ -33,7 +33,7 @@ class Prefix(nn.Module):  # type: ignore[misc]
     def __init__(self, positions: int, groups: int, head_dim: int, dropout: float) -> None:
         super().__init__()
         self.groups, self.head_dim, self.dropout = groups, head_dim, dropout
-        # Drawn as torch draws an embedding's, which it is in ChatGLM2.
+        # Drawn as torch draws an embedding: in ChatGLM2 the prefix is one.
         self.weight = nn.Parameter(torch.randn(positions, 2 * groups * head_dim))
 
     def forward(self, rows: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def attend(
     before = module.prefix(len(query)).to(key.dtype)
     key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
     length, total, positions = query.shape[2], key.shape[2], before.shape[3]
-    if attention_mask is not None:  # of booleans, or of what is added to the scores
+    if attention_mask is not None:  # booleans, or numbers that are added to the scores
         seen = True if attention_mask.dtype == torch.bool else 0.0
         attention_mask = nn.functional.pad(attention_mask, (positions, 0), value=seen)
     elif length > 1:
@@ -83,24 +83,21 @@ def add(model: Any, positions: int, dropout: float) -> None:
     model.requires_grad_(False)
     groups, head_dim = sizes(model.config)
     for layer in layers:
-        some = next(layer.parameters())
-        layer.prefix = Prefix(positions, groups, head_dim, dropout).to(some.device, _computed(some))
+        weight = next(layer.parameters())
+        dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
+        layer.prefix = Prefix(positions, groups, head_dim, dropout).to(weight.device, dtype)
         layer.prefix.train(layer.training)
-
-
-def _computed(weight: torch.Tensor) -> torch.dtype:
-    return weight.dtype if weight.dtype.is_floating_point else torch.float32
 
 
 def layers_of(model: Any) -> list[Any]:
     """The model's attention modules, first to last. Raises DsrunError where they aren't found."""
-    found = [
+    layers = [
         module
         for module in model.modules()
         if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
     ]
-    found.sort(key=lambda module: module.layer_idx)
-    numbers = [module.layer_idx for module in found]
+    layers.sort(key=lambda module: module.layer_idx)
+    numbers = [module.layer_idx for module in layers]
     known = getattr(model, "_supports_attention_backend", False)
     if not known or numbers != list(range(model.config.get_text_config().num_hidden_layers)):
         raise DsrunError(
@@ -108,11 +105,11 @@ def layers_of(model: Any) -> list[Any]:
             where="--method ptuning",
             hint="Use --method lora.",
         )
-    return found
+    return layers
 
 
 def sizes(config: Any) -> tuple[int, int]:
-    """Key-value groups, and elements of a head."""
+    """The number of key-value groups, and the size of a head."""
     config = config.get_text_config()
     heads = config.num_attention_heads
     return (
@@ -122,7 +119,7 @@ def sizes(config: Any) -> tuple[int, int]:
 
 
 def fill(model: Any, whole: torch.Tensor, where: Path) -> None:
-    """Set every layer's prefix from a whole one. Raises DsrunError where it is of another shape."""
+    """Set every layer's prefix from a whole one. Raises DsrunError where that has another shape."""
     parts = [layer.prefix.weight for layer in layers_of(model)]
     positions, width = parts[0].shape
     if tuple(whole.shape) != (positions, width * len(parts)):
@@ -130,49 +127,46 @@ def fill(model: Any, whole: torch.Tensor, where: Path) -> None:
         hint = "Was it trained on this model? The first number is --pre-seq-len."
         raise DsrunError(what, where=str(where), hint=hint)
     with torch.no_grad():
-        for part, own in zip(parts, whole.split(width, dim=1), strict=True):
-            part.copy_(own)
+        for part, values in zip(parts, whole.split(width, dim=1), strict=True):
+            part.copy_(values)
 
 
 def joined(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The whole prefix, [positions, layers * 2 * groups * head size], of the layers' by their names in the model."""
     import re
 
-    numbered = {
-        int(found[1]): tensor
-        for name, tensor in weights.items()
-        if (found := re.search(r"\.(\d+)\.\w+\.prefix\.weight$", name))
-    }
+    layers = ((re.search(r"\.(\d+)\.\w+\.prefix\.weight$", name), tensor) for name, tensor in weights.items())
+    numbered = {int(layer[1]): tensor for layer, tensor in layers if layer}
     return torch.cat([numbered[number] for number in sorted(numbered)], dim=1)
 
 
 def read(path: Path) -> torch.Tensor:
     """The whole prefix in a P-Tuning checkpoint of ChatGLM2's script, or of ours: [positions, ...], fp32 or as it is.
 
-    A projection is computed here: what is left of it is what the layers would have got from it. Nothing in the file
+    A projection is computed here, so that what the layers would have got from it is left. No code in the file
     runs. Raises DsrunError where there is no prefix.
     """
     tensors = open_shard(path)
-    found = {
+    known = {
         name.removeprefix(PUBLISHED).removeprefix("prefix_encoder."): tensor
         for name, tensor in tensors.items()
         if name.startswith((PUBLISHED, "prefix_encoder.")) or name in (EMBEDDING, *PROJECTION)
     }
-    unknown = sorted(found.keys() - {EMBEDDING, *PROJECTION})
-    if EMBEDDING not in found or unknown:
+    unknown = sorted(known.keys() - {EMBEDDING, *PROJECTION})
+    if EMBEDDING not in known or unknown:
         hint = f"ChatGLM2's script writes {PUBLISHED}{EMBEDDING} into {FILE}."
         what = f"holds {unknown[0]}, which no prefix has" if unknown else "holds no P-Tuning prefix"
         raise DsrunError(what, where=str(path), hint=hint)
-    for name, tensor in found.items():
+    for name, tensor in known.items():
         finite.check(tensor, name, str(path))
-    whole = found[EMBEDDING].clone()
-    there = [name for name in PROJECTION if name in found]
-    if not there:
+    whole = known[EMBEDDING].clone()
+    projection = [name for name in PROJECTION if name in known]
+    if not projection:
         return whole
-    if len(there) < len(PROJECTION):
-        missing = sorted(set(PROJECTION) - set(there))
+    if len(projection) < len(PROJECTION):
+        missing = sorted(set(PROJECTION) - set(projection))
         raise DsrunError(f"lacks a part of its projection: {', '.join(missing)}", where=str(path))
-    into, into_bias, out, out_bias = (found[name].float() for name in PROJECTION)
+    into, into_bias, out, out_bias = (known[name].float() for name in PROJECTION)
     hidden = torch.tanh(nn.functional.linear(whole.float(), into, into_bias))
     return nn.functional.linear(hidden, out, out_bias)
 

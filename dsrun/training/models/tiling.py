@@ -1,8 +1,8 @@
-"""A long sequence goes through the output layer with its loss, and through the MLPs, some tokens at a time.
+"""Tiles of a long sequence: the output layer with its loss, and the MLPs, take some tokens at a time.
 
-Neither mixes tokens, so that the results are the same, and what a token needs on its way is there for one tile: its
-logits, which are the largest tensor of a step, and the inside of an MLP (arXiv:2506.13996, 3.1). Each rank does so by
-itself, whatever the engine is.
+Neither mixes tokens, so the results are the same. Only one tile's tensors are in memory: its logits, which are the
+largest tensor of a step, and the inside of an MLP (arXiv:2506.13996, 3.1). Each rank does so by itself, with any
+engine.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ATTRIBUTE = "dsrun_tiles"
 
 @dataclass
 class Tiles:
-    """How a model's MLPs take their tokens."""
+    """The tiles in which a model's MLPs take their tokens."""
 
     count: int
-    """Tiles of each forward. Always as many: at ZeRO-3 each is a gather, in which all ranks meet."""
+    """Tiles of each forward: always as many, for at ZeRO-3 each is a gather, in which all ranks meet."""
     on: bool = True
 
 
 def take_tiles(model: Any, job: Job) -> str:
-    """Put tiles into a loaded model, which has liger-kernel's kernels already; returns what was done, in words.
+    """Put tiles into a loaded model, which has liger-kernel's kernels already; returns a note on it.
 
     Raises TrainingError where the model has another loss or other MLPs than those that are known.
     """
@@ -62,34 +62,32 @@ def take_tiles(model: Any, job: Job) -> str:
 def dense_mlps(model: Any) -> list[Any]:
     """The MLPs of a model's layers, without mixtures of experts, whose routers count the tokens of a whole forward."""
     layers = getattr(unwrapped(model).base_model, "layers", ())
-    found = (getattr(layer, "mlp", None) for layer in layers)
-    return [mlp for mlp in found if type(mlp).__name__.endswith("MLP")]
+    mlps = (getattr(layer, "mlp", None) for layer in layers)
+    return [mlp for mlp in mlps if type(mlp).__name__.endswith("MLP")]
 
 
 @contextmanager
 def undivided_mlps(model: Any) -> Iterator[None]:
     """While it lasts MLPs take all tokens at once: for answers, which are made token by token."""
     tiles = getattr(unwrapped(model), ATTRIBUTE, None) or Tiles(1)
-    was, tiles.on = tiles.on, False
+    before, tiles.on = tiles.on, False
     try:
         yield
     finally:
-        tiles.on = was
+        tiles.on = before
 
 
 def _in_tiles(forward: Any, tiles: Tiles, hidden: torch.Tensor) -> torch.Tensor:
-    """An MLP's forward, [examples, tokens, hidden] in and out, of which backward computes each tile again.
-
-    In one graph with the rest, and not re-entrant: gradients of the weights are summed over the tiles before an engine
-    sees them. What was saved is not compared with what is computed again, as at ZeRO-3 a weight's parts may be apart in
-    between (see dsrun.training.models.load.recompute).
-    """
+    """An MLP's forward, [examples, tokens, hidden] in and out; backward computes each tile again."""
     if not tiles.on:
         return forward(hidden)
     flat = hidden.reshape(1, -1, hidden.shape[-1])
     parts = []
     for part in flat.tensor_split(tiles.count, dim=1):
         if torch.is_grad_enabled():
+            # Not re-entrant, so that it is one graph with the rest: an engine must see a weight's gradient once, summed
+            # over the tiles. No comparison of what was saved with what is computed again: at ZeRO-3 a weight may have
+            # been taken apart in between (see dsrun.training.models.load.recompute).
             parts.append(checkpoint(forward, part, use_reentrant=False, determinism_check="none"))
         else:
             parts.append(forward(part))
@@ -108,16 +106,19 @@ def tiled_cross_entropy(
 ) -> torch.Tensor:
     """The summed cross-entropy of hidden @ weight.T, as liger-kernel's function of the same arguments.
 
-    hidden: [tokens, hidden]; targets: int64, [tokens]; tile: tokens whose logits there are at a time.
+    hidden: [tokens, hidden]; targets: int64, [tokens]; tile: tokens whose logits are in memory at a time.
     """
     del same  # "sum", and gradients of the weight that are summed in float32
-    found: torch.Tensor = _TiledCrossEntropy.apply(hidden, weight, bias, targets, ignore_index, tile)
-    return found
+    loss: torch.Tensor = _TiledCrossEntropy.apply(hidden, weight, bias, targets, ignore_index, tile)
+    return loss
 
 
 class _TiledCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients are made in forward, while a tile's logits are there: softmax minus the target, times the other
-    factor of the product. Backward multiplies them by what flows in. Those of the weight are summed in float32."""
+    """Cross-entropy whose gradients are made in forward, while a tile's logits are in memory.
+
+    They are softmax minus the target, times the other factor of the product. Backward only multiplies them by the
+    loss's own gradient. Those of the weight are summed in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
@@ -136,23 +137,24 @@ class _TiledCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 continue
             gradient = logits.softmax(-1)
             del logits
+            # An ignored target is no row of the vocabulary: 1 is taken from any column, and the whole row becomes zero.
             counted = goals != ignored
             gradient[torch.arange(len(goals), device=goals.device), goals.where(counted, 0)] -= 1
             gradient.mul_(counted[:, None])
             if to_bias is not None:
                 to_bias += gradient.sum(0)
-            own = gradient.to(hidden.dtype)
+            gradient = gradient.to(hidden.dtype)
             if to_hidden is not None:
-                torch.mm(own, weight, out=to_hidden[first : first + tile])
+                torch.mm(gradient, weight, out=to_hidden[first : first + tile])
             if to_weight is not None:
-                to_weight += own.t() @ some
+                to_weight += gradient.t() @ some
         ctx.save_for_backward(to_hidden, to_weight, to_bias)
         ctx.types = weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What flows in is one number."""
+        """Scale the gradients by the loss's own, which is one number."""
         to_hidden, to_weight, to_bias = ctx.saved_tensors
         return (
             None if to_hidden is None else to_hidden * gradient,

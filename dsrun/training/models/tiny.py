@@ -48,8 +48,8 @@ def build_random_model(spec: ModelSpec, corpus: Path, folder: Path) -> None:
 
 
 def _texts(corpus: Path) -> list[str]:
-    found = []
+    texts = []
     for path in sorted(corpus.glob("*.jsonl")):
         with path.open(encoding="utf-8") as file:
-            found += [text for line in file for text in json.loads(line).values() if isinstance(text, str)]
-    return found
+            texts += [text for line in file for text in json.loads(line).values() if isinstance(text, str)]
+    return texts

@@ -22,10 +22,10 @@ GLM4_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How GLM-4 cuts a text before it merges bytes, as its tokenization_chatglm.py says."""
+"""The pattern by which GLM-4 cuts a text before it merges bytes (its tokenization_chatglm.py)."""
 RANK_PREFIX, RANK_END = ("[gMASK]", "<sop>"), "<|endoftext|>"
-"""What stands before a text of GLM-4, and what ends it."""
-SAMPLE = 2000
+"""The tokens before a text of GLM-4, and the one that ends it."""
+SAMPLE_TEXTS = 2000
 SAMPLE_LETTERS = 4000
 
 
@@ -87,14 +87,10 @@ def fast_tokenizer(model_file: Path, style: str) -> Any:
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     size = pieces.get_piece_size()
     vocabulary = {pieces.id_to_piece(index): index for index in range(size)}
+    unknown = pieces.id_to_piece(pieces.unk_id())
+    merges = _merges(pieces, vocabulary)
     tokenizer = Tokenizer(
-        BPE(
-            vocab=vocabulary,
-            merges=_merges(pieces, vocabulary),
-            unk_token=pieces.id_to_piece(pieces.unk_id()),
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+        BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     dummy_prefix = pieces.encode("a", out_type=str)[0].startswith(SPACE)
     steps: list[Any] = [normalizers.Prepend(SPACE)] if dummy_prefix else []
@@ -125,16 +121,8 @@ def fast_tokenizer(model_file: Path, style: str) -> Any:
 
 def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Every split of a normal piece into two normal pieces, best score first (ties: order of the vocabulary)."""
-    normal = {
-        piece
-        for piece, index in vocabulary.items()
-        if not (
-            pieces.is_unknown(index)
-            or pieces.is_control(index)
-            or pieces.is_unused(index)
-            or pieces.is_byte(index)
-        )
-    }
+    kinds = (pieces.is_unknown, pieces.is_control, pieces.is_unused, pieces.is_byte)
+    normal = {piece for piece, index in vocabulary.items() if not any(is_kind(index) for is_kind in kinds)}
     scored = [
         (-pieces.get_score(vocabulary[piece]), (piece[:cut], piece[cut:]))
         for piece in vocabulary
@@ -154,8 +142,8 @@ def folder_tokenizer(folder: Path, style: str) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's or an adapter's folder, ChatGLM's own format included. It pads on the left, with the
-    end token where it has no other for it."""
+    """The tokenizer of a model's or an adapter's folder, ChatGLM's own format included. It pads on the left; without a
+    token for padding, with the end token."""
     from transformers import AutoTokenizer
 
     if (folder / "config.json").is_file() and is_original(folder):
@@ -199,19 +187,19 @@ def read_ranks(model_file: Path) -> dict[bytes, int]:
 
 
 def pattern_of(folder: Path) -> str:
-    """The pattern that cuts texts: what the folder's own code names (it is read as text, never run), else GLM-4's."""
+    """The pattern that cuts texts: the one in the folder's own code (read as text, never run), else GLM-4's."""
     code = folder / "tokenization_chatglm.py"
     text = code.read_text(encoding="utf-8", errors="replace") if code.is_file() else ""
-    if found := re.search(r"""\bpat_str\s*=\s*(r?"(?:[^"\\\n]|\\.)*")""", text):
-        return str(ast.literal_eval(found[1]))
+    if pattern := re.search(r"""\bpat_str\s*=\s*(r?"(?:[^"\\\n]|\\.)*")""", text):
+        return str(ast.literal_eval(pattern[1]))
     return GLM4_PATTERN
 
 
 def specials_of(folder: Path, size: int) -> tuple[str, ...]:
-    """The special tokens, from id `size` on: what tokenizer_config.json says, else GLM-4's.
+    """The special tokens, from id `size` on: those in tokenizer_config.json, else GLM-4's.
 
-    Raises DsrunError where the ids that it gives are not those after the vocabulary, or where one that every text
-    begins or ends with is not among them.
+    Raises DsrunError where their ids are not those after the vocabulary, or where a token that every text begins or
+    ends with is not among them.
     """
     path = folder / "tokenizer_config.json"
     try:
@@ -243,7 +231,7 @@ def specials_of(folder: Path, size: int) -> tuple[str, ...]:
 
 
 def rank_tokenizer(ranks: Mapping[bytes, int], pattern: str, specials: Sequence[str]) -> Any:
-    """A transformers tokenizer from ranks: of all neighbours that together are a token, those of the lowest rank join.
+    """A transformers tokenizer from ranks: of all neighbours that make a token together, those of the lowest rank join.
 
     A text begins with [gMASK] <sop>. Bytes stand in the vocabulary as letters, as byte-level tokenizers write them.
     """
@@ -291,27 +279,33 @@ def rank_tokenizer(ranks: Mapping[bytes, int], pattern: str, specials: Sequence[
 
 
 def rank_ids(text: str, ranks: Mapping[bytes, int], pattern: str) -> list[int]:
-    """Ids of a text by the definition: what rank_tokenizer's are compared with.
+    """Ids of a text by the definition, which those of rank_tokenizer are compared with.
 
-    As long as neighbours in a piece are a token together, those of the lowest rank join, the leftmost first.
+    As long as neighbours in a piece make a token together, those of the lowest rank join, the leftmost first.
     """
     import regex
 
     ids = []
-    for found in regex.findall(pattern, text):
-        piece = found.encode()
+    for part in regex.findall(pattern, text):
+        piece = part.encode()
         ids += [ranks[piece]] if piece in ranks else [ranks[token] for token in _joined(piece, ranks)]
     return ids
 
 
 def _joined(piece: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """The tokens that a piece's bytes join to."""
-    ends = list(range(1, len(piece) + 1))  # of the token that begins at each place
-    begins = [-1, *range(len(piece))]  # of the token that ends there
+    """The tokens that a piece's bytes join to.
+
+    A heap holds the pairs that may join, the lowest rank first. A pair stays in it when one of the two has joined
+    another token meanwhile, and is passed over then: taking it out would cost a search.
+    """
+    ends = list(
+        range(1, len(piece) + 1)
+    )  # where the token ends that begins at each place; -1: none begins there now
+    begins = [-1, *range(len(piece))]  # where the token begins that ends at each place
     waiting: list[tuple[int, int, int]] = []
 
     def look(left: int) -> None:
-        """Note what the token at `left` and the one after it are together."""
+        """Note the pair of the token at `left` and the one after it, if they make a token together."""
         if left >= 0 and ends[left] < len(piece):
             end = ends[ends[left]]
             if (rank := ranks.get(piece[left:end])) is not None:
@@ -331,7 +325,7 @@ def _joined(piece: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
 
 
 def check_on_texts(tokenizer: Any, folder: Path, style: str, texts: Iterable[str]) -> int:
-    """Compare the fast tokenizer's ids with those of the folder's tokenizer.model itself, and return how many texts.
+    """Compare the fast tokenizer's ids with those of the folder's tokenizer.model itself; returns the count of texts.
 
     Raises DsrunError with the first text whose ids differ: rather no training than training on other ids.
     """
@@ -339,10 +333,7 @@ def check_on_texts(tokenizer: Any, folder: Path, style: str, texts: Iterable[str
     count = 0
     for text in texts:
         count += 1
-        found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)[
-            "input_ids"
-        ]
-        if list(found) != encode(text):
+        if _fast_ids(tokenizer, text) != encode(text):
             raise DsrunError(
                 f"the fast tokenizer's ids differ from its model's for the text {_shortest(tokenizer, encode, text)!r}",
                 where=str(folder / "tokenizer.model"),
@@ -366,10 +357,7 @@ def _shortest(tokenizer: Any, encode: Callable[[str], list[int]], text: str) -> 
     while len(text) > 1:
         middle = len(text) // 2
         for half in (text[:middle], text[middle:]):
-            ids = tokenizer(half, add_special_tokens=False, split_special_tokens=True, verbose=False)[
-                "input_ids"
-            ]
-            if list(ids) != encode(half):
+            if _fast_ids(tokenizer, half) != encode(half):
                 text = half
                 break
         else:
@@ -377,8 +365,13 @@ def _shortest(tokenizer: Any, encode: Callable[[str], list[int]], text: str) -> 
     return text
 
 
-def sample_of(rows: Iterable[object], count: int = SAMPLE) -> Iterable[str]:
-    """Texts of rows, whatever their columns: of the first rows all, then of every second, fourth and so on."""
+def _fast_ids(tokenizer: Any, text: str) -> list[int]:
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return list(encoded["input_ids"])
+
+
+def sample_of(rows: Iterable[object], count: int = SAMPLE_TEXTS) -> Iterable[str]:
+    """Texts of rows, whatever their columns: those of the first rows, then of every second, fourth and so on."""
     step, taken = 1, 0
     for number, row in enumerate(rows):
         if number % step:

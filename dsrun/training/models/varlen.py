@@ -4,19 +4,22 @@ On GPUs from Ampere on, in 16 bits, it is the kernel for sequences of unequal le
 (`torch.nn.attention.varlen`, flash-attn's inside). Everywhere else each example goes through torch's SDPA by itself,
 which computes the same; that is slow for many short examples, and for CPUs and older GPUs a mask is the default.
 
-transformers calls it by its name once `register` has run. What keeps the examples apart is `packing.borders`.
+transformers calls it by its name once `register` has run. `packing.borders` makes the arguments that keep examples
+apart.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
 ATTENTION = "dsrun_varlen"
-"""Our attention's name among transformers'."""
+"""The name under which transformers knows this attention."""
 AMPERE = (8, 0)
 """The first GPUs that torch's kernel, like flash-attn 2, is written for: not V100 and T4."""
 HALF = (torch.float16, torch.bfloat16)
@@ -43,6 +46,19 @@ def kernel() -> Any:
     return varlen_attn
 
 
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    """The names that a kernel takes. torch 2.10 has is_causal; 2.11 scale and window_size in its place; 2.12 more."""
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _computes(query: torch.Tensor, scaling: float | None, window: int | None) -> bool:
+    """Whether the kernel has this scale and window: that of torch 2.10 takes neither."""
+    if {"scale", "window_size"} <= _parameters(kernel()):
+        return True
+    return window is None and (scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5))
+
+
 def has_kernel(dtype: torch.dtype) -> bool:
     """Whether this process's GPU computes with the kernel in a type."""
     if dtype not in HALF or not torch.cuda.is_available() or kernel() is None:
@@ -55,6 +71,9 @@ def refuses(config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    # Before the next: some versions of transformers hand the cap over to an attention from outside.
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return f"{text.model_type} caps its attention's scores"
     if not getattr(kind, "_supports_attention_backend", False) or not getattr(kind, "_supports_sdpa", False):
         return f"transformers' {text.model_type} takes no attention from outside"
     if getattr(text, "attention_chunk_size", None) is not None:
@@ -63,7 +82,7 @@ def refuses(config: Any) -> str:
 
 
 def mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> torch.Tensor | None:
-    """As transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` is told."""
+    """transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` gets as arguments."""
     from transformers.masking_utils import sdpa_mask
 
     if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
@@ -102,13 +121,13 @@ def attend(
         )
     lengths = example_lengths or (tokens,)
     window = sliding_window if sliding_window and sliding_window < (max_length_q or tokens) else None
-    if not dropout and query.is_cuda and head <= HEAD_DIM and has_kernel(query.dtype):
+    on_gpu = not dropout and query.is_cuda and head <= HEAD_DIM and has_kernel(query.dtype)
+    if on_gpu and _computes(query, scaling, window):
         if cu_seq_lens_q is None:
             cu_seq_lens_q = torch.tensor([0, tokens], dtype=torch.int32, device=query.device)
-        found = _in_one((query, key, value), cu_seq_lens_q, max_length_q or tokens, scaling, window)
-        return found, None
-    split = (part.split(lengths, dim=2) for part in (query, key, value))
-    parts = [_alone(one, scaling, dropout, window) for one in zip(*split, strict=True)]
+        return _in_one((query, key, value), cu_seq_lens_q, max_length_q or tokens, scaling, window), None
+    split = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+    parts = [_alone(example, scaling, dropout, window) for example in zip(*split, strict=True)]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -122,13 +141,18 @@ def _in_one(
     """All examples by torch's kernel, which takes [tokens, heads, head]: [1, tokens, heads, head]."""
     query, key, value = three
     width, head = value.shape[-1], query.shape[-1]
-    if width < head:  # of multi-head latent attention
+    if width < head:  # in multi-head latent attention; the kernel wants values as wide as keys
         value = nn.functional.pad(value, (0, head - width))
-    found = kernel()(
-        *(part[0].transpose(0, 1) for part in (query, key, value)), borders, borders, longest, longest,
-        scale=scaling, window_size=(window - 1 if window else -1, 0), enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    return found[None, ..., :width]
+    takes = _parameters(kernel())
+    more: dict[str, Any] = {"is_causal": True}
+    if "window_size" in takes:
+        more = {"scale": scaling, "window_size": (window - 1 if window else -1, 0)}
+    if "enable_gqa" in takes:  # the kernels before it take fewer heads of keys and values unasked
+        more["enable_gqa"] = query.shape[1] != key.shape[1]
+    output = kernel()(
+        *(part[0].transpose(0, 1) for part in (query, key, value)), borders, borders, longest, longest, **more
+    )
+    return output[None, ..., :width]
 
 
 def _alone(three: Three, scaling: float | None, dropout: float, window: int | None) -> torch.Tensor:

@@ -11,8 +11,8 @@ How a model is loaded, shard by shard:
 
 Every part is looked at as it is read: a weight that is NaN or infinite is named with its file (`finite.check`).
 
-A shard is mapped into memory, and every PART_BYTES it is mapped again: what has been read of a file then no longer
-counts as this process's memory. So a rank holds its own weights and one part of a shard, whatever the shard's size.
+A shard is mapped into memory, and every PART_BYTES it is mapped again: pages that were read then no longer count as
+this process's memory. So a rank holds its own weights and one part of a shard, whatever the shard's size.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ INDEXES = (
     ("model.safetensors.index.json", "*.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model*.bin"),
 )
-NAMED = 5
+MOST_NAMED = 5
+"""Weights that an error names."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight lies: some rows of a tensor in a shard. A tensor without dimensions counts as one row."""
+    """A weight's place: some rows of a tensor in a shard. A tensor without dimensions counts as one row."""
 
     path: Path
     """The shard."""
     name: str
-    """The tensor's, in the shard."""
+    """The tensor's name in the shard."""
     shape: tuple[int, ...]
-    """Of these rows."""
+    """Shape of these rows."""
     dtype: torch.dtype
-    """In the shard."""
+    """The type in the shard."""
     first: int = 0
-    """The row that it begins with."""
+    """The tensor's row that is the first of these."""
 
     def part(self, first: int, rows: int) -> Stored:
-        """Some of its rows."""
+        """Some of these rows."""
         return dataclasses.replace(self, first=self.first + first, shape=(rows, *self.shape[1:]))
 
     @property
@@ -69,15 +70,21 @@ class Stored:
         return self.first * math.prod(self.shape[1:])
 
 
+def write_index(folder: Path, files: Mapping[str, str], total: int) -> None:
+    """Write the index of shards. files: each weight's; total: bytes of all weights."""
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+    (folder / INDEXES[0][0]).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """The shards of a checkpoint folder, safetensors before .bin: what an index names, the one file, or all."""
+    """The shards of a checkpoint folder, safetensors before .bin: those that an index names, the one file, or all."""
     for index, pattern in INDEXES:
         if (folder / index).is_file():
             names = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
             return [folder / name for name in sorted(names)]
         single = folder / index.removesuffix(".index.json")
-        if found := [single] if single.is_file() else sorted(folder.glob(pattern)):
-            return found
+        if files := [single] if single.is_file() else sorted(folder.glob(pattern)):
+            return files
     raise DsrunError("holds no weights", where=str(folder))
 
 
@@ -92,8 +99,8 @@ def open_shard(path: Path) -> dict[str, torch.Tensor]:
 
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        found = pickles.load(path, engine=False)
-        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+        content = pickles.load(path, engine=False)
+        return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
     except pickles.CodeRefusedError:
         raise
     except Exception as error:  # damaged files end in errors of many kinds: pickle's, zip's, safetensors' own
@@ -105,11 +112,11 @@ def open_shard(path: Path) -> dict[str, torch.Tensor]:
 
 def listed(folder: Path) -> dict[str, Stored]:
     """Every weight of a checkpoint folder by its name there; nothing but headers is read."""
-    found = {}
+    weights = {}
     for path in weight_files(folder):
         for name, tensor in open_shard(path).items():
-            found[name] = Stored(path, name, tuple(tensor.shape), tensor.dtype)
-    return found
+            weights[name] = Stored(path, name, tuple(tensor.shape), tensor.dtype)
+    return weights
 
 
 class Reader:
@@ -172,12 +179,12 @@ def problems(
     *,
     hint: str = "Is the download complete, and config.json the checkpoint's own?",
 ) -> list[Problem]:
-    """What is missing, has another shape, or belongs to no weight of the model.
+    """Problems of a checkpoint: weights that are missing, have another shape, or don't belong to the model.
 
     wanted: the model's names and shapes; aliases: names of tied weights -> the wanted name that stands for them.
     """
-    found = {aliases.get(name, name) for name in stored}
-    missing = sorted(wanted.keys() - found)
+    names = {aliases.get(name, name) for name in stored}
+    missing = sorted(wanted.keys() - names)
     unknown = sorted(
         name for name in stored.keys() - wanted.keys() - aliases.keys() if not COMPUTED.fullmatch(name)
     )
@@ -190,7 +197,7 @@ def problems(
 
 
 def mis_shaped(stored: Mapping[str, Stored], wanted: Mapping[str, Sequence[int]]) -> str:
-    """What has another shape than the model's, in words; empty where nothing has."""
+    """The weights of another shape than the model's, in words; empty where there are none."""
     shapes = [
         f"{stored[name].name} has shape {list(stored[name].shape)}, the model wants {list(shape)}"
         for name, shape in wanted.items()
@@ -200,11 +207,11 @@ def mis_shaped(stored: Mapping[str, Stored], wanted: Mapping[str, Sequence[int]]
 
 
 def _few(texts: Sequence[str], between: str = ", ") -> str:
-    return between.join(texts[:NAMED]) + (" ..." if len(texts) > NAMED else "")
+    return between.join(texts[:MOST_NAMED]) + (" ..." if len(texts) > MOST_NAMED else "")
 
 
 class _Unmade(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """Whatever is made with torch.empty gets a shape and no memory: layers make their weights so, and nothing else."""
+    """Gives tensors of torch.empty a shape and no memory: layers make their weights so, and nothing else."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -218,7 +225,7 @@ class _Unmade(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 class Skeleton:
     """A model whose parameters have shapes and no memory yet; its buffers are computed as always.
 
-    config: a transformers config. wanted: names and shapes of what a checkpoint must hold, tied weights once;
+    config: a transformers config. wanted: names and shapes of the weights that a checkpoint must hold, tied ones once;
     aliases: the other names of tied weights -> the name in `wanted`.
     """
 
@@ -239,7 +246,7 @@ class Skeleton:
 
     @property
     def wanted(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes."""
+        """Shapes of all weights, by their names."""
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def fits(self, stored: Mapping[str, Stored]) -> bool:
@@ -248,15 +255,15 @@ class Skeleton:
         return (
             not problems(stored, self.wanted, self.aliases, "")
             and len(names) == len(set(names))
-            and all(one.dtype.is_floating_point and one.dtype.itemsize > 1 for one in stored.values())
+            and all(place.dtype.is_floating_point and place.dtype.itemsize > 1 for place in stored.values())
             and not any(buffer.is_meta for buffer in self.model.buffers())
         )
 
     def fill(self, stored: Mapping[str, Stored], device: torch.device) -> None:
         """Give every weight its memory on the device and its value.
 
-        Where both are the file's own, the CPU and its type, the mapped file itself is the memory until something is
-        written there: the file stays as it is.
+        On a CPU and in the file's own type, the mapped file itself is the memory until something is written there: the
+        file stays as it is.
         """
         reader, by_name = Reader(), self._by_name(stored)
         for name in self._in_file_order(by_name):
@@ -271,19 +278,20 @@ class Skeleton:
         *,
         reads: bool,
     ) -> None:
-        """The same where every rank keeps its part of each weight only.
+        """Fill a model of which every rank keeps only its part of each weight.
 
         partition: takes each parameter as it is made, on all ranks at once, and leaves this rank's part of it.
-        reads: whether this rank reads the files (the first one does); the others get the values from it. A weight is
-        whole on every rank for a moment, so the largest come first, while there is little else.
+        reads: whether this rank reads the files (the first one does); the others get the values from it.
         """
         reader, by_name = Reader(), self._by_name(stored)
+        # Each weight is whole on every rank for a moment: the largest come first, while memory holds little else.
         names = sorted(self._in_file_order(by_name), key=lambda name: -self._tensors[name].numel())
 
         def made() -> Iterator[torch.nn.Parameter]:
             for name in names:
                 source = by_name[name] if reads else None
-                # No name here may hold the whole weight on, once it is partitioned.
+                # No variable may go on holding the whole weight here once it is partitioned: `self._read(...)` has
+                # none.
                 if (parameter := self._place(name, self._read(reader, source, name, device))) is not None:
                     yield parameter
                     give_back()
@@ -300,10 +308,10 @@ class Skeleton:
         rows: Callable[[int], tuple[int, int]],
         made: Callable[[torch.Tensor, torch.nn.Parameter], torch.nn.Parameter],
     ) -> None:
-        """The same where every rank reads some rows of each weight: those along its first dimension.
+        """Fill a model of which every rank reads some rows of each weight: those along its first dimension.
 
-        rows: of a number of rows, the first of this rank's and how many they are. made: what stands in the model, of
-        those rows, on the CPU, and the parameter that has the whole's shape. device: the buffers'.
+        rows: a weight's number of rows -> this rank's first row and their number. made: this rank's rows, on the CPU,
+        and a parameter of the whole shape -> the parameter that stands in the model. device: where buffers go.
         """
         reader, by_name = Reader(), self._by_name(stored)
         self._move_buffers(device)
@@ -313,15 +321,15 @@ class Skeleton:
                 reader.copy(by_name[name], mould.data)
                 continue
             first, count = rows(mould.shape[0])
-            own = torch.empty((count, *mould.shape[1:]), dtype=mould.dtype)
+            part = torch.empty((count, *mould.shape[1:]), dtype=mould.dtype)
             if count:
-                reader.copy(by_name[name].part(first, count), own)
-            self._place(name, made(own, mould))
+                reader.copy(by_name[name].part(first, count), part)
+            self._place(name, made(part, mould))
 
     def _by_name(self, stored: Mapping[str, Stored]) -> dict[str, Stored]:
         return {
-            self.aliases.get(name, name): one
-            for name, one in stored.items()
+            self.aliases.get(name, name): place
+            for name, place in stored.items()
             if name in self._tensors or name in self.aliases
         }
 
@@ -331,7 +339,7 @@ class Skeleton:
     def _read(
         self, reader: Reader, source: Stored | None, name: str, device: torch.device, *, views: bool = False
     ) -> torch.Tensor:
-        """The weight's memory; with its value unless source is None."""
+        """The memory of a weight; with its value unless source is None."""
         mould = self._tensors[name]
         if views and source and source.dtype == mould.dtype and device.type == "cpu" and _is_parameter(mould):
             return reader.view(source)
@@ -350,8 +358,8 @@ class Skeleton:
         parameter = tensor
         if not _is_parameter(tensor):
             parameter = torch.nn.Parameter(tensor, requires_grad=mould.requires_grad)
-        for one in (name, *(alias for alias, main in self.aliases.items() if main == name)):
-            path, _, attribute = one.rpartition(".")
+        for each in (name, *(alias for alias, main in self.aliases.items() if main == name)):
+            path, _, attribute = each.rpartition(".")
             setattr(self.model.get_submodule(path), attribute, parameter)
         return parameter
 
@@ -362,7 +370,7 @@ class Skeleton:
 
 
 def move_buffers(model: torch.nn.Module, device: torch.device) -> None:
-    """A model's buffers to a device, and nothing else."""
+    """Move a model's buffers to a device, and nothing else."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
@@ -371,7 +379,7 @@ def move_buffers(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def give_back() -> None:
-    """Return freed memory to the system where the C library can: parts that stay lie between wholes that are gone."""
+    """Return freed memory to the system, where the C library can: it lies in holes between parts that stay."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

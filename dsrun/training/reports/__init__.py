@@ -1,1 +1,1 @@
-"""What a run says of itself: its console lines, metrics and events, the curve, the trackers."""
+"""Reports of a run: its console lines, metrics and events, the curve, the trackers."""

@@ -1,8 +1,8 @@
-"""How a rank tells what it does: files in the run folder, read by `dsrun` while it watches and afterwards.
+"""A rank's reports: files in the run folder, which `dsrun` reads while it watches and afterwards.
 
-events.jsonl (rank 0): what phase the run is in, evaluations, checkpoints, results. metrics.jsonl (rank 0): one line
-per optimizer step and evaluation. state/rank-N.json (every rank): whether it lives, how it ended, and the most memory
-that it held.
+events.jsonl (rank 0): the run's phases, evaluations, checkpoints and results. metrics.jsonl (rank 0): one line per
+optimizer step and evaluation. state/rank-N.json (every rank): whether it lives, how it ended, and the most memory that
+it held.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def host_bytes() -> tuple[int, int]:
     """
     try:
         with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
-            found = dict(line.split(":", 1) for line in file)
-        now, most = (int(found[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+            status = dict(line.split(":", 1) for line in file)
+        now, most = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     except (OSError, KeyError, ValueError):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return most, most
@@ -57,7 +57,7 @@ def gpu_bytes() -> tuple[int | None, int | None]:
 
 
 class Report:
-    """A rank's pen. On ranks other than 0 events and metrics are not written."""
+    """One rank's reports. Only rank 0 writes events and metrics."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -68,10 +68,10 @@ class Report:
         self._peak_of_loading: int | None = None
         self._state = rank_state.of(run_dir, rank)
         self.tracking: Tracking | None = None
-        """Where metrics are shown beside the file; rank 0's."""
+        """The trackers that show metrics, too; rank 0's."""
 
     def phase(self, text: str) -> None:
-        """A new phase, in words for the user: "loading the model"."""
+        """Begin a new phase, in words for the user: "loading the model"."""
         now, most = host_bytes()
         self._resident.setdefault(text, now)
         if self._phase == BASELINE and text != BASELINE:
@@ -86,7 +86,7 @@ class Report:
     def metrics(self, **fields: Any) -> None:
         """Append to metrics.jsonl. Floats keep every digit: runs are compared by them.
 
-        JSON has no NaN and no infinity: such a value is null, and "not_finite" says by its name what it was.
+        JSON has no NaN and no infinity: such a value is null, and "not_finite" has it in words, by its name.
         """
         if "seconds" in fields:
             self._seconds.append(fields["seconds"])
@@ -98,7 +98,7 @@ class Report:
         )
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that are of a step; what is no such line is left out."""
+        """The lines of metrics.jsonl that have a step; other lines are left out."""
         return [line for _, line in _of_steps(self._whole_lines())]
 
     def _whole_lines(self) -> list[bytes]:
@@ -112,8 +112,8 @@ class Report:
         return tracking.close(failed=failed) if tracking else True
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop the lines after `step`, which a resumed run writes again, and what is no line of a step: a disk or a
-        power cut may have damaged it, and the rest of the run doesn't hang on it."""
+        """Drop the lines after `step`, which a resumed run writes again, and lines without a step: a disk or a power
+        cut may have damaged them, and the rest of the run doesn't hang on it."""
         path = self.run_dir / METRICS
         if self.rank or not path.exists():
             return
@@ -127,29 +127,29 @@ class Report:
 
     @property
     def ended(self) -> bool:
-        """Whether it has said how it ended."""
+        """Whether the end is written down."""
         return self._state.ended
 
     def finished(self) -> None:
-        """This rank did all its work."""
+        """Write down that this rank did all its work."""
         self._end(rank_state.FINISHED)
 
     def stopped(self) -> None:
-        """This rank ends early because it was asked to; a checkpoint has been written."""
+        """Write down that this rank ends early, by request; a checkpoint has been written."""
         self._end(rank_state.STOPPED)
 
     def failed(self, error: BaseException) -> None:
-        """This rank can't go on: the last line of the error, and the whole of it."""
+        """Write down why this rank can't go on: the last line of the error, and the whole of it."""
         if isinstance(error, TrainingError):
             self._end(rank_state.FAILED, error=str(error), traceback="", agreed=True)
             return
         text = "".join(traceback.format_exception(error))
-        of_ours = isinstance(error, DsrunError)
-        summary = str(error) if of_ours else traceback.format_exception_only(error)[-1].strip()
+        last_line = traceback.format_exception_only(error)[-1].strip()
+        summary = str(error) if isinstance(error, DsrunError) else last_line
         self._end(rank_state.FAILED, error=summary, traceback=text)
 
     def peaks(self) -> dict[str, int | float | None]:
-        """What this rank took: bytes on the GPU and in the host's memory, and a step's seconds (the median).
+        """This rank's use: bytes on the GPU and in the host's memory, and a step's seconds (the median).
 
         host_baseline_bytes: resident memory before the model was loaded, None if it never came to that;
         host_loading_peak_bytes: the most until it was loaded, mapped parts of its files included.
@@ -175,6 +175,6 @@ class Report:
 
 
 def _of_steps(texts: Iterable[bytes]) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of metrics.jsonl that say a step, each as it is there and as what it says."""
-    read = ((text, json_object(text)) for text in texts)
-    return [(text, line) for text, line in read if isinstance(line.get("step"), int)]
+    """The lines of metrics.jsonl that have a step, each as its text and its fields."""
+    parsed = ((text, json_object(text)) for text in texts)
+    return [(text, line) for text, line in parsed if isinstance(line.get("step"), int)]

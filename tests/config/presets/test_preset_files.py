@@ -15,7 +15,7 @@ from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import PRECISIONS, TARGETS
+from dsrun.options.table import PRECISIONS, TARGETS
 
 
 def write(lab, name, text):

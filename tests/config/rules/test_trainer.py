@@ -38,28 +38,12 @@ def test_choices_are_those_of_transformers():
         (["learning_rate=fast"], "learning_rate", "5e-05"),
         (["max_grad_norm=true"], "max_grad_norm", "1.0"),
         (["max_steps=1.5"], "max_steps", "-1"),
-        (
-            ["per_device_train_batch_size=0"],
-            "per_device_train_batch_size",
-            "8",
-        ),
-        (
-            ["gradient_accumulation_steps=-1"],
-            "gradient_accumulation_steps",
-            "1",
-        ),
-        (
-            ["lr_scheduler_type=cosin"],
-            "lr_scheduler_type",
-            "'cosine'?",
-        ),
+        (["per_device_train_batch_size=0"], "per_device_train_batch_size", "8"),
+        (["gradient_accumulation_steps=-1"], "gradient_accumulation_steps", "1"),
+        (["lr_scheduler_type=cosin"], "lr_scheduler_type", "'cosine'?"),
         (["optim=7"], "optim", "adamw_torch_fused"),
         (["bf16=1", "fp16=true"], "fp16", "one"),
-        (
-            ["fp16_full_eval=true", "bf16_full_eval=true"],
-            "fp16_full_eval",
-            "one",
-        ),
+        (["fp16_full_eval=true", "bf16_full_eval=true"], "fp16_full_eval", "one"),
     ],
 )
 def test_values_that_the_trainer_refuses(pairs, where, hint):

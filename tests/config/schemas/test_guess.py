@@ -136,11 +136,7 @@ UNFIXED = [
     (f"{ZERO}.offload", "cpu", f"{ZERO}.offload_optimizer?"),
     ("half", True, "fp16"),
     ("fp32", {"enabled": True}, "fp32"),
-    (
-        "beta1",
-        0.9,
-        "betas: [0.9, 0.95] in optimizer.params",
-    ),
+    ("beta1", 0.9, "betas: [0.9, 0.95] in optimizer.params"),
     ("moe", {"enabled": True}, "deepspeed.moe.layer.MoE"),
     ("data_impl", "mmap", "the training script"),
     ("gradient_checkpoint", True, "gradient_checkpointing_enable()"),
@@ -175,12 +171,7 @@ def test_a_section_by_its_own_name_inside_itself():
         ("bfloat16.loss_scale", 0, "bf16 needs no loss scale", "safe"),
         ("bf16.hysteresis", 2, "bf16 needs no loss scale", "safe"),
         ("bf16.auto_cast", True, "at fp16.auto_cast only", "unsafe"),
-        (
-            f"{ZERO}.offload_param.fast_init",
-            True,
-            f"at {ZERO}.offload_optimizer.fast_init only",
-            "unsafe",
-        ),
+        (f"{ZERO}.offload_param.fast_init", True, f"at {ZERO}.offload_optimizer.fast_init only", "unsafe"),
     ],
 )
 def test_a_key_of_the_section_beside_may_be_taken_out(path, value, advice, safety):

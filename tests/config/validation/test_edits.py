@@ -184,11 +184,7 @@ def test_what_json_cannot_hold_is_left():
         (WIDE, "e", '{ "a": 1, "b": { "c": "x", "d": [ 1, 2 ] } }'),
         (NOTED, "a", NOTED.replace('  "a": 1, // one\n', "")),
         (NOTED, "b.c", NOTED.replace('    "c": "x", # why c\n', "")),
-        (
-            NOTED,
-            "b.d",
-            NOTED.replace('    "d": [1, 2] /* the end of b */\n', "").replace('"x",', '"x"'),
-        ),
+        (NOTED, "b.d", NOTED.replace('    "d": [1, 2] /* the end of b */\n', "").replace('"x",', '"x"')),
         (NOTED, "e", NOTED.replace('  "e": true # why e\n', "").replace("},\n", "}\n")),
         ('{"a": {"b": 1}}', "a.b", '{"a": {}}'),
         ('{\n  "a": {\n    "b": 1\n  }\n}', "a.b", '{\n  "a": {}\n}'),

@@ -9,7 +9,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.finetune import plan
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
 
 CPU = Machine("cpu", (), 8, "no GPU", 64 << 30)
 PAIR, TEXT = '{"content": "a", "summary": "b"}\n', '{"text": "Plain text, without a prompt."}\n'

@@ -259,9 +259,9 @@ def test_everything_wrong_at_once(machine, tmp_path, untouched):
 
 def test_a_gpu_that_torch_has_no_code_for(monkeypatch, train_file):
     """CUDA 13 left out compute capability 7.0; what the driver takes and has it is named, with its index."""
-    monkeypatch.setattr("dsrun.cluster.probe.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
+    monkeypatch.setattr("dsrun.host.toolkit.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
     monkeypatch.setattr("dsrun.versions.installed", lambda path=None: {"torch": "2.11.0"})
-    monkeypatch.setattr("dsrun.cluster.probe.driver_version", lambda: "580.95.05")
+    monkeypatch.setattr("dsrun.host.gpus.driver_version", lambda: "580.95.05")
     volta = Gpu(0, "Tesla V100-SXM2-32GB", "GPU-0", 32 << 30, (7, 0))
     mixed = Machine("cuda", (volta, replace(GPUS.gpus[1], index=1)), 32, "a V100 and an A100")
     problem = the_problem(asked(train_file=train_file, precision="fp16"), mixed)
@@ -551,7 +551,7 @@ def test_no_run(machine, tmp_path):
 def test_a_gpu_that_torch_has_no_code_for_is_refused_with_the_build_that_has(monkeypatch, train_file):
     volta = replace(GPUS, gpus=tuple(replace(gpu, compute_capability=(7, 0)) for gpu in GPUS.gpus))
     monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
-    monkeypatch.setattr("dsrun.cluster.probe.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
+    monkeypatch.setattr("dsrun.host.toolkit.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
     with pytest.raises(DsrunError, match="compute capability") as caught:
         plan(asked(train_file=train_file, precision="fp16"), volta, {})
     assert any(

@@ -14,7 +14,7 @@ from dsrun.jobs.assembly import fsdp, resume
 from dsrun.jobs.assembly.planning.setups import of_job
 from dsrun.jobs.runs import compare_runs
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 from dsrun.planner.disk import checkpoint_bytes
 from dsrun.planner.gpu_memory import persistent
 from dsrun.planner.host_memory import host_memory

@@ -10,7 +10,7 @@ from asking import finetune_request
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.assembly import finetune
-from dsrun.options.table import Source
+from dsrun.options.layers import Source
 
 CPU = Machine("cpu", (), 2, "a test", 64 * 2**30)
 CONFIG = {

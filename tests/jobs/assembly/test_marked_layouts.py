@@ -11,7 +11,7 @@ from dsrun.jobs.assembly.checks import parallelism
 from dsrun.jobs.assembly.layouts import best_layouts, sizes_of
 from dsrun.jobs.assembly.planning import setups, subjects
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.planner.layouts import Layout
 
 

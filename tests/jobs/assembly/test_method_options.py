@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
-from dsrun.cli.common.options import given
 from dsrun.cli.finetune import command
+from dsrun.cli.parsing.options import given
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.job.job import Job, ModelSpec
@@ -21,7 +21,7 @@ from dsrun.jobs.assembly.resume import resumed
 from dsrun.models import peft_methods
 from dsrun.models.adapters import read_adapter
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 
 GIB = 2**30
 CPU = Machine("cpu", (), 8, "no GPU", 64 * GIB)

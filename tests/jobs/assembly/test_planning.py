@@ -16,7 +16,8 @@ from dsrun.jobs.assembly.planning.search import answer
 from dsrun.jobs.assembly.planning.setups import base_setup, seq_len_of
 from dsrun.models import model_files
 from dsrun.options.commands import PlanOptions, PresetOptions
-from dsrun.options.table import Resolved, Source, entries
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved, Source
 from dsrun.planner.plan import FITS, OUT, TIGHT, judge, ranked
 from dsrun.planner.setup import zero_fields
 

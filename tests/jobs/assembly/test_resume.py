@@ -18,7 +18,7 @@ from dsrun.job.layout import MARK
 from dsrun.jobs.assembly import resume
 from dsrun.jobs.assembly.checks import disk_check
 from dsrun.jobs.assembly.resume import batch_on, divided, resumed
-from dsrun.options.groups import MICRO_BATCH_MEAN, ParallelismOptions
+from dsrun.options.table import MICRO_BATCH_MEAN, ParallelismOptions
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dsrun.jobs.assembly import finetune, rerun
 from dsrun.jobs.assembly.resume import resumed
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,

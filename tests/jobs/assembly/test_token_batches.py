@@ -12,8 +12,8 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.resume import batch_on
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import Resolved, Source
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import ParallelismOptions
 
 
 def asked(**said):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.common.running import run_options_of
+from dsrun.cli.jobs.running import run_options_of
 from dsrun.errors import DsrunError
 from dsrun.job import export_request
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.runs import exporting
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.options.groups import PeftOptions, SupervisionOptions
+from dsrun.options.table import PeftOptions, SupervisionOptions
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_one_that_nobody_collects_has_ended():
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     child = int(parent.stdout.readline())
     processes._signal([psutil.Process(child)], psutil.Process.terminate)
-    assert processes._gone([psutil.Process(child)], 300)
+    assert processes._all_ended([psutil.Process(child)], 300)
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -188,8 +188,8 @@ class Strict(torch.nn.Module):
         self.inner, self.config, self.device, self.refused = inner, inner.config, torch.device("cpu"), refused
 
     def forward(self, **told):
-        if self.refused & set(told):
-            raise TypeError("unexpected keyword argument")
+        for name in sorted(self.refused & set(told)):
+            raise TypeError(f"forward() got an unexpected keyword argument '{name}'")
         return self.inner(**told)
 
 

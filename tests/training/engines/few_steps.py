@@ -34,7 +34,7 @@ def loss_of(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 def train(optimizer: str, preset: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.assembly.checks.optimizers import with_optimizer
-    from dsrun.options.groups import ParallelismOptions, PeftOptions
+    from dsrun.options.table import ParallelismOptions, PeftOptions
     from dsrun.training.engines import deepspeed
 
     options = Options(

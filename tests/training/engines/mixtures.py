@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
+from dsrun.options.table import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 from dsrun.training.models.experts import ExpertLoad
 from dsrun.training.models.export import shards
@@ -132,7 +132,7 @@ def train(kind: str, preset: str, way: str) -> None:
         dist.all_reduce(sums)
         loss, *routed = sums.tolist()
         losses.append(loss)
-        told.append(load.told(routed, len(batches)))
+        told.append(load.metrics(routed, len(batches)))
     weights = engine.full_weights([name for names in shards(engine.module) for name in names])
     if dist.get_rank() == 0:
         sums = {

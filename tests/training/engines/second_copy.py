@@ -44,7 +44,7 @@ def train(preset: str, way: str) -> None:
 
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.assembly.checks.optimizers import with_optimizer
-    from dsrun.options.groups import ParallelismOptions, PeftOptions
+    from dsrun.options.table import ParallelismOptions, PeftOptions
     from dsrun.training.engines import deepspeed as backend
 
     options = Options(

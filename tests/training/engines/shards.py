@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dsrun.job.job import FsdpSpec
-from dsrun.options.groups import ComputeOptions, PeftOptions
+from dsrun.options.table import ComputeOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 
 MICRO_STEPS, STEPS, SAVED, CLIP, LENGTH, VOCABULARY = 2, 20, 12, 0.5, 12, 90
@@ -148,7 +148,7 @@ def run(case: str) -> dict[str, object]:
     engine.save(folder / "step", SAVED)
     found["losses"] += steps(engine, SAVED, STEPS)
     if "compile" in case:
-        list(Compilation().told())  # raises where nothing is
+        list(Compilation().notes())  # raises where nothing is
     found["norm"] = float(engine.gradient_norm())
     found["non_finite"] = engine.non_finite()
     with engine.whole() as answers, torch.no_grad():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from dsrun.options.groups import ComputeOptions, ParallelismOptions
+from dsrun.options.table import ComputeOptions, ParallelismOptions
 from dsrun.training.loss import StepTotals
 
 STAGES, MICRO_STEPS, STEPS, SAVED, LR, CLIP, VOCABULARY = 2, 2, 4, 2, 0.1, 0.5, 64

@@ -12,7 +12,7 @@ from needed import needs
 torch = pytest.importorskip("torch")
 needs("deepspeed")
 
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.engines.deepspeed import DeepSpeed, _import_muon_uncompiled, _without_hooks
 
 RANKS, ACCUM, SCALE = 2, 3, 2.0**10

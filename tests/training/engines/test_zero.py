@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 needs("deepspeed")
 
 from dsrun.errors import TrainingError
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.engines import zero
 
 SIZES = (1000, 30)

@@ -55,7 +55,7 @@ def model() -> Any:
 def train(preset: str, folder: Path) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.job.job import FsdpSpec
-    from dsrun.options.groups import ParallelismOptions, PeftOptions
+    from dsrun.options.table import ParallelismOptions, PeftOptions
     from dsrun.training import loop
     from dsrun.training.data.ahead import made_ahead
     from dsrun.training.data.packing import packing_for

@@ -169,7 +169,7 @@ def tokenizers(fast):
 def test_a_first_question_is_asked_as_in_training(tokenizers, name):
     found = session(tokenizers[name], name)
     for text in [*TEXTS, "</s><|user|>[gMASK]"]:
-        assert asked_ids(found, text) == found.one.encoder.encode_questions([Question(text)])[0]
+        assert asked_ids(found, text) == found.loaded.encoder.encode_questions([Question(text)])[0]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -181,7 +181,10 @@ def test_a_conversation_is_what_the_template_makes_of_it(tokenizers, name, syste
     for role, text in zip(("user", "assistant", "user"), texts, strict=True):
         messages.append({"role": role, "content": text})
     wanted = tokenizers[name].apply_chat_template(
-        messages, chat_template=found.one.encoder.chat_template, add_generation_prompt=True, return_dict=False
+        messages,
+        chat_template=found.loaded.encoder.chat_template,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     assert asked_ids(found, *texts, system=system) == list(wanted)
 

@@ -12,7 +12,7 @@ needs("transformers", "peft")
 from chatglm_checkpoint import random_weights, write_checkpoint
 
 from dsrun.errors import DsrunError
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training.models import adapters
 from dsrun.training.models.export import _write_model
 from dsrun.training.models.load import load_answering

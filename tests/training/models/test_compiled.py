@@ -91,7 +91,7 @@ def test_lengths_vary_and_one_graph_does_for_all_layers(dynamo, way):
     compile_layers(model, backend="eager")
     assert losses(model) == pytest.approx(wanted, abs=1e-4)
     assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert list(Compilation().told()) == ["torch.compile: 1 graphs, whole layers"]
+    assert list(Compilation().notes()) == ["torch.compile: 1 graphs, whole layers"]
     assert list(model.state_dict()) == names
 
 
@@ -101,7 +101,7 @@ def test_attention_with_borders_is_left_out_and_told(dynamo, own_attention):
     compile_layers(model, backend="eager")
     assert losses(model) == pytest.approx(wanted, abs=1e-4)
     graphs = dynamo.utils.counters["stats"]["unique_graphs"]
-    (told,) = Compilation().told()
+    (told,) = Compilation().notes()
     assert "torch.compiler.disable" in told
     losses(model)
     assert dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "other lengths are no other graphs"
@@ -114,7 +114,7 @@ def test_evaluation_is_computed_as_without(dynamo):
     with torch.no_grad():
         model(**packed(1))
     with pytest.raises(TrainingError, match="no layer"):
-        list(Compilation().told())
+        list(Compilation().notes())
 
 
 def test_a_limit_that_is_reached_is_told(dynamo):
@@ -123,10 +123,10 @@ def test_a_limit_that_is_reached_is_told(dynamo):
     compile_layers(model, backend="eager")
     with dynamo.config.patch(recompile_limit=1):
         model(**packed(0), use_cache=False)
-        assert len(list(compilation.told())) == 1
+        assert len(list(compilation.notes())) == 1
         two = {name: torch.cat([packed(1)[name]] * 2) for name in ("input_ids", "labels")}
         model(**two, use_cache=False)
-        told = list(compilation.told())
+        told = list(compilation.notes())
     assert any("limit" in text for text in told)
 
 

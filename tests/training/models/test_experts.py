@@ -11,7 +11,7 @@ from needed import needs
 torch = pytest.importorskip("torch")
 needs("transformers", "deepspeed")
 
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.data.packing import Packing
 from dsrun.training.loop import Trainer
 from dsrun.training.models.experts import REAL_TOKENS, leave_out_padding

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsrun.errors import TrainingError
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training.models import adapters, export
 from dsrun.training.models.export import SINGLE, shards, write_folders
 
@@ -60,7 +60,7 @@ def content(folder: Path) -> dict:
 @pytest.mark.parametrize("kind", ["llama", "tied", "qwen3_moe", "mixtral"])
 @pytest.mark.parametrize("size", [1 << 40, 40_000])
 def test_it_is_what_save_pretrained_writes_of_the_whole(tmp_path, monkeypatch, kind, size):
-    monkeypatch.setattr(export, "SHARD", size)
+    monkeypatch.setattr(export, "SHARD_BYTES", size)
     model = model_of("llama", tie_word_embeddings=True) if kind == "tied" else model_of(kind)
     folder = written(tmp_path, model)
     model.save_pretrained(tmp_path / "whole", max_shard_size=1 << 40)
@@ -82,11 +82,11 @@ def test_it_is_what_save_pretrained_writes_of_the_whole(tmp_path, monkeypatch, k
 def test_layers_stay_together(monkeypatch):
     model = model_of("llama")
     layer = sum(one.nbytes for name, one in model.state_dict().items() if ".layers.0." in name)
-    monkeypatch.setattr(export, "SHARD", 2 * layer + 1)
+    monkeypatch.setattr(export, "SHARD_BYTES", 2 * layer + 1)
     parts = shards(model)
     places = [{name.split(".")[2] for name in names if ".layers." in name} for names in parts]
     assert sum(map(len, places)) == SIZE["num_hidden_layers"], "each layer in one shard"
-    monkeypatch.setattr(export, "SHARD", 1)
+    monkeypatch.setattr(export, "SHARD_BYTES", 1)
     assert all(len(names) == 1 for names in shards(model)), "but for a layer that is larger than a shard"
 
 
@@ -109,7 +109,7 @@ class Counted:
 
 
 def test_one_shard_is_held_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "SHARD", 50_000)
+    monkeypatch.setattr(export, "SHARD_BYTES", 50_000)
     model = model_of("llama")
     counted = Counted(weights_in(model))
     written(tmp_path, model, counted)
@@ -120,7 +120,7 @@ def test_one_shard_is_held_at_a_time(tmp_path, monkeypatch):
 
 def test_a_merged_model_is_made_shard_by_shard(tmp_path, monkeypatch):
     """LoRA's products are added to a shard's weights as it is written."""
-    monkeypatch.setattr(export, "SHARD", 50_000)
+    monkeypatch.setattr(export, "SHARD_BYTES", 50_000)
     model_of("llama").save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     adapted = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -153,7 +153,7 @@ def test_a_merged_model_is_made_shard_by_shard(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_in_the_middle_leaves_the_older_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "SHARD", 50_000)
+    monkeypatch.setattr(export, "SHARD_BYTES", 50_000)
     model = model_of("llama")
     folder = written(tmp_path, model)
     before = content(folder)

@@ -17,16 +17,17 @@ needs("transformers")
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 from test_packing import KINDS, SIZE, model_of, rows_of_many_lengths, step_of
-from transformers import AutoConfig, utils
+from transformers import AutoConfig, AutoModelForCausalLM, utils
 
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
 from dsrun.training.loss import target_loss
-from dsrun.training.models.kernels import attention_of, fuse_layers, fuse_loss, liger
+from dsrun.training.models import kernels
+from dsrun.training.models.kernels import attention_of, chunk_budget, fuse_layers, fuse_loss, liger
 
 # In the place of liger-kernel's function: its arguments, its chunks of tokens, gradients made in forward.
 STAND_IN = """
@@ -106,6 +107,35 @@ def test_the_kernel_is_what_computes_it():
     fuse_loss(model, never)
     with pytest.raises(AssertionError, match="the fused kernel is used"):
         target_loss(model, training_batch(rows, [0], 0), 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 500, 2048, 2500, 8192, 30000])
+@pytest.mark.parametrize("shape", [(32000, 8192), (65024, 4096), (128256, 4096), (151936, 896)])
+def test_chunks_of_about_2048_tokens(tokens, shape):
+    """By the arithmetic of liger-kernel's fused_linear_cross_entropy_forward; its own chunks at one budget."""
+
+    def chunks_of(budget):
+        chunks = -(-shape[0] // (budget * shape[1]))
+        size = -(-tokens // chunks)
+        return min(1 << (size - 1).bit_length(), tokens)
+
+    budget = chunk_budget(tokens, torch.empty(shape, device="meta"))
+    assert min(tokens, 1024) <= chunks_of(budget)
+    assert chunks_of(budget) <= 4096 or budget == 1
+    assert chunks_of(budget) >= chunks_of(1)
+
+
+def test_a_kernel_that_takes_a_budget_gets_one():
+    rows, model, seen = rows_of_many_lengths(), model_of("llama"), []
+
+    def kernel(hidden, weight, target, *, chunk_mem_const=1, **options):
+        seen.append((chunk_mem_const, chunk_budget(len(hidden), weight)))
+        return KERNEL(hidden, weight, target, **options)
+
+    fuse_loss(model, kernel)
+    target_loss(model, training_batch(rows, [0], 0), 1)
+    assert len(seen) == 1
+    assert len(set(seen[0])) == 1
 
 
 def test_without_a_count_it_is_the_mean():
@@ -241,6 +271,44 @@ def test_flash_that_the_ranks_cannot_have(tmp_path, monkeypatch):
 @pytest.mark.parametrize("there", [True, False])
 def test_auto_is_what_the_model_has(tmp_path, monkeypatch, there):
     assert attention_of(job_with("auto", tmp_path, monkeypatch, there=there, kind="bloom")) == "eager"
+
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
+    "head_dim": 8,
+}  # fmt: skip
+
+
+def test_older_gpus_get_a_key_for_each_query(tmp_path, monkeypatch):
+    """torch's memory-efficient kernel refuses grouped heads; before Ampere the one that is left holds all scores."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    heads: list[tuple[int, int]] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query, key, value, **options):
+        heads.append((query.shape[1], key.shape[1]))
+        return real(query, key, value, **options)
+
+    for capability, groups, kind in (((7, 0), 2, kernels.REPEATED), ((7, 0), 4, "sdpa"), ((8, 0), 2, "sdpa")):
+        config = AutoConfig.for_model("llama", **SMALL, num_key_value_heads=groups)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert kernels.attention_without_packages(config) == kind
+    config = AutoConfig.for_model("llama", **SMALL, num_key_value_heads=2)
+    ids = torch.arange(3, 23)[None]
+    padding = torch.ones_like(ids).index_fill(1, torch.tensor([0, 1]), 0)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    answers = []
+    for attention in ("sdpa", kernels.REPEATED):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+        heads.clear()
+        alone = model(input_ids=ids).logits
+        assert attention == "sdpa" or set(heads) == {(4, 4)}
+        masked = model(input_ids=ids, attention_mask=padding).logits[:, 2:]
+        written = model.generate(input_ids=ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+        answers.append((alone, masked, written))
+    for wanted, found in zip(*answers, strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def job_with(attention: str, folder: Path, monkeypatch, *, there: bool, kind: str = "llama"):

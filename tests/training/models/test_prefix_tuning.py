@@ -24,7 +24,7 @@ from chatglm_checkpoint import (
 )
 
 from dsrun.errors import DsrunError
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training.data.packing import probe
 from dsrun.training.models import prefix_tuning
 from dsrun.training.models.adapters import put_on

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from dsrun.options.groups import ComputeOptions
+from dsrun.options.table import ComputeOptions
 from dsrun.training.models.load import keep_activations, recompute
 
 LAYERS, TOKENS = 4, 12

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 from test_packing import model_of, rows_of_many_lengths, step_of
 
 from dsrun.errors import TrainingError
-from dsrun.options.groups import ComputeOptions, ParallelismOptions
+from dsrun.options.table import ComputeOptions, ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing
 from dsrun.training.loss import target_loss

@@ -82,33 +82,80 @@ def test_no_mask_is_made_and_the_probe_finds_examples_apart(monkeypatch):
     assert probe(ours) == (True, True)
 
 
-def test_the_gpus_kernel_gets_what_it_takes(monkeypatch):
-    """A stand-in for torch's CUDA kernel: the borders, the window and the heads that it is called with."""
-    calls = []
+def computed(query, key, value, ends, scale, window):
+    """What torch's kernel computes, by SDPA."""
+    sizes = ends.diff().tolist()
+    split = (part.transpose(0, 1)[None].split(sizes, dim=2) for part in (query, key, value))
+    parts = [varlen._alone(three, scale, 0.0, window) for three in zip(*split, strict=True)]
+    return torch.cat(parts, dim=2)[0].transpose(0, 1)
 
-    def stand_in(query, key, value, ends, _, longest, __, *, scale, window_size, enable_gqa):
-        calls.append((query.shape, key.shape, ends.tolist(), longest, window_size, enable_gqa))
-        sizes = ends.diff().tolist()
-        split = (part.transpose(0, 1)[None].split(sizes, dim=2) for part in (query, key, value))
-        window = window_size[0] + 1 or None
-        parts = [varlen._alone(three, scale, 0.0, window) for three in zip(*split, strict=True)]
-        return torch.cat(parts, dim=2)[0].transpose(0, 1)
 
-    monkeypatch.setattr(varlen, "kernel", lambda: stand_in)
-    three = [torch.randn(1, heads, 19, 8) for heads in (4, 2, 2)]
+def of_torch_2_10(query, key, value, ends, ends_k, longest, longest_k, is_causal=False, return_aux=None):
+    assert is_causal
+    return computed(query, key, value, ends, None, None)
+
+
+def of_torch_2_11(
+    query, key, value, ends, ends_k, longest, longest_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    assert window_size[1] == 0, "causal"
+    return computed(query, key, value, ends, scale, window_size[0] + 1 or None)
+
+
+def of_torch_2_12(
+    query, key, value, ends, ends_k, longest, longest_k, *,
+    return_aux=None, scale=None, window_size=(-1, -1), enable_gqa=False,
+):  # fmt: skip
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert window_size[1] == 0, "causal"
+    return computed(query, key, value, ends, scale, window_size[0] + 1 or None)
+
+
+@pytest.mark.parametrize("kernel", [of_torch_2_10, of_torch_2_11, of_torch_2_12])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_each_torchs_kernel_gets_what_it_takes(monkeypatch, kernel, heads):
+    """Stand-ins for torch's CUDA kernel, with the signatures of its releases."""
+    monkeypatch.setattr(varlen, "kernel", lambda: kernel)
+    three = tuple(torch.randn(1, number, 19, 8) for number in (4, heads, heads))
     ends = torch.tensor([0, 3, 12, 13, 19], dtype=torch.int32)
-    alone = [
-        varlen._alone(part, None, 0.0, 5) for part in zip(*(t.split(LENGTHS, 2) for t in three), strict=True)
-    ]
-    found = varlen._in_one(tuple(three), ends, 9, None, 5)
-    torch.testing.assert_close(found, torch.cat(alone, 2).transpose(1, 2))
-    assert calls == [((19, 4, 8), (19, 2, 8), [0, 3, 12, 13, 19], 9, (4, 0), True)]
+    for scale, window in ((None, None), (8**-0.5, None), (0.3, None), (None, 5)):
+        if not varlen._computes(three[0], scale, window):
+            assert kernel is of_torch_2_10
+            continue
+        split = zip(*(part.split(LENGTHS, 2) for part in three), strict=True)
+        alone = [varlen._alone(part, scale, 0.0, window) for part in split]
+        found = varlen._in_one(three, ends, 9, scale, window)
+        torch.testing.assert_close(found, torch.cat(alone, 2).transpose(1, 2))
+
+
+def test_a_fault_of_the_kernel_is_no_word_about_packing(monkeypatch):
+    """Only a model without one of the probe's own arguments can't be packed."""
+    ours = model_of("llama", varlen.register())
+
+    def kernel_of_another_release(*_, **__):
+        raise TypeError("varlen_attn() got an unexpected keyword argument 'enable_gqa'")
+
+    monkeypatch.setattr(varlen, "_alone", kernel_of_another_release)
+    with pytest.raises(TypeError, match="enable_gqa"):
+        probe(ours)
+
+
+def test_a_model_without_the_probes_arguments_is_not_packed():
+    class Plain(torch.nn.Module):
+        device = torch.device("cpu")
+        config = AutoConfig.for_model("llama", **SIZES)
+
+        def forward(self, input_ids, use_cache=False):
+            raise AssertionError("not reached")
+
+    Plain.config._attn_implementation = "sdpa"
+    assert probe(Plain()) == (False, False)
 
 
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("llama", ""), ("qwen3", ""), ("gemma2", "no attention from outside"),
+        ("llama", ""), ("qwen3", ""), ("gemma2", "caps its attention's scores"),
         ("bloom", "no attention from outside"), ("gpt_oss", "no attention from outside"),
     ],
 )  # fmt: skip

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.job.layout import TRACKERS
-from dsrun.options import groups
-from dsrun.options.groups import TrackerOptions
+from dsrun.options import table
+from dsrun.options.table import TrackerOptions
 from dsrun.training.reports import tracking
 
 LINE = {"loss": 2.0, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 9.0, "seconds": 1.0, "skipped": 0}
@@ -72,7 +72,7 @@ def test_each_tracker_is_a_module():
     from dsrun.training.reports import trackers
 
     folder = Path(trackers.__file__).parent
-    assert {path.stem for path in folder.glob("[!_]*.py")} == set(groups.TRACKERS)
+    assert {path.stem for path in folder.glob("[!_]*.py")} == set(table.TRACKERS)
 
 
 def test_what_is_logged(track, fake):
@@ -146,7 +146,7 @@ def test_one_that_hangs_is_left_behind(track, fake, monkeypatch):
     tracker, free = fake("wandb"), threading.Event()
     monkeypatch.setattr(tracker, "log", lambda *_: free.wait(60))
     monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
-    monkeypatch.setattr(tracking, "MOST", 2)
+    monkeypatch.setattr(tracking, "MOST_WAITING", 2)
     found, said, _ = track("wandb")
     for step in range(9):
         found.metrics({"step": step, **LINE})

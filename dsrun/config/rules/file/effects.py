@@ -36,7 +36,7 @@ LEFT_OPEN = re.compile(r"~(/|$)|\$\{?[A-Za-z_]|\{\{.*\}\}|<[^<>]+>$")
 """A placeholder that some tool was meant to fill in: a home folder, a variable, a template's field."""
 
 OPENERS = frozenset("~${<")
-"""What one begins with; most strings have none of it."""
+"""The characters that a placeholder begins with; most strings have none of them."""
 
 DISK = "nvme_path"
 """A key whose paths a rule of offloading checks."""
@@ -65,10 +65,10 @@ def deprecated_key(context: Context) -> Iterator[Finding]:
 def key_without_effect(context: Context) -> Iterator[Finding]:
     """Keys that runtime/config.py stores and nothing reads (runtime/pipe/engine.py reads four of `pipeline`)."""
     for path in context.schema.marked("x-no-effect"):
-        found = context.schema.nodes[path]
+        node = context.schema.nodes[path]
         # A value that equals the default misleads nobody.
-        if context.has(path) and context.get(path) != found.get("default", tree.MISSING):
-            yield Finding(path, "has no effect", f"Remove it. {found['x-no-effect']}", removal(context, path))
+        if context.has(path) and context.get(path) != node.get("default", tree.MISSING):
+            yield Finding(path, "has no effect", f"Remove it. {node['x-no-effect']}", removal(context, path))
 
 
 @rule("DS013", DIFFERS)
@@ -195,10 +195,13 @@ def template_not_filled_in(context: Context) -> Iterator[Finding]:
 
     DeepSpeed stops at most of them (runtime/config.py), and computes with the others.
     """
-    left = [found for found in context.violations if found.kind == "placeholder"]
+    left = [violation for violation in context.violations if violation.kind == "placeholder"]
     if left:
-        names = list(dict.fromkeys(found.value.rstrip(",") for found in left))
-        refused, fails = any(found.refused for found in left), any(found.fails for found in left)
+        names = list(dict.fromkeys(violation.value.rstrip(",") for violation in left))
+        refused, fails = (
+            any(violation.refused for violation in left),
+            any(violation.fails for violation in left),
+        )
         text = f"this is a template: values are missing for {listed(names)}"
         effect = REFUSED if refused else FAILS if fails else DIFFERS
         advice = "Fill it in as its script does, and check the result."

@@ -13,7 +13,7 @@ from dsrun.config.tree import under
 
 GDS = f"{AIO}.use_gds"
 TUNED = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""What DeepSpeed's autotuner takes "auto" for."""
+"""Keys for which DeepSpeed's autotuner takes "auto"."""
 
 
 @rule("DS001", DIFFERS)

@@ -42,7 +42,7 @@ def raw(text: str) -> str:
 
 
 def autos(text: str) -> str:
-    """The same for HF Trainer; it ends inside zero_optimization."""
+    """An example's text for HF Trainer; <> becomes a beginning that ends inside zero_optimization."""
     return text.replace("<>", AUTOS)
 
 
@@ -78,10 +78,7 @@ def not_json(context: Context) -> Iterator[Finding]:
 @rule("DS022", DIFFERS)
 @bad(
     {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
-    {
-        "_for": "hf",
-        "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'),
-    },
+    {"_for": "hf", "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}')},
 )
 @good({"_text": '{"train_batch_size": 4}'})
 def duplicate_key(context: Context) -> Iterator[Finding]:
@@ -143,9 +140,9 @@ def unknown_rule_in_dsrun_ignore(context: Context) -> Iterator[Finding]:
     """dsrun's own comment (dsrun/config/rules/file/text.py): with a typo in it, it silences nothing."""
     from dsrun.config.rules import find_rules
 
-    asked = ignored(context.config)
-    known = {rule.id for rule in find_rules()} if asked else ()
-    for rule_id in asked:
+    silenced = ignored(context.config)
+    known = {rule.id for rule in find_rules()} if silenced else ()
+    for rule_id in silenced:
         if rule_id not in known:
             yield Finding(IGNORE, f"unknown rule {rule_id!r}", "`dsrun explain` lists the rules.")
 
@@ -178,7 +175,7 @@ def ignored(config: Mapping[str, Any]) -> list[str]:
 
 
 def unreadable(problem: Problem, name: str) -> SyntaxIssue:
-    """What stops the reading of a text, as an issue at its place ("name:line:column" in `where`)."""
+    """The problem that stops the reading of a text, as an issue at its place ("name:line:column" in `where`)."""
     from dsrun.config.reading.document import Span, SyntaxIssue
 
     line, column = 1, 1

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import ZERO
+from dsrun.config.rules.common import OVERLAP, STAGE
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.running.batch import ACCUMULATION
 from dsrun.config.rules.running.checkpoint import has_writer
 from dsrun.versions import ERROR, NOTE, WARNING, Circumstances, VersionMatch, judge
 
-OVERLAP = f"{ZERO}.overlap_comm"
 WARMUP = "scheduler.params.warmup_num_steps"
 PLACES = {
     "overlap_comm": OVERLAP,
     "python_writer": "checkpoint.writer",
     "zero_warmup": WARMUP,
-    "stage": f"{ZERO}.stage",
+    "stage": STAGE,
     "accumulates": ACCUMULATION,
 }
 """Condition -> the key that meets it; the first one is where the finding is shown."""
-LESS = {ERROR: WARNING, WARNING: NOTE, NOTE: NOTE}
-"""What is left of a severity where it is open whether it concerns the job."""
+LESSER = {ERROR: WARNING, WARNING: NOTE, NOTE: NOTE}
+"""The severity of a combination where it is open whether it concerns the job."""
 OLD = {"deepspeed": "0.18.1"}
 
 
 def circumstances(context: Context) -> Circumstances:
-    """What a config says of its job."""
-    asked = context.integer(ACCUMULATION)
+    """The circumstances of a job, as far as its config tells them."""
+    steps = context.integer(ACCUMULATION)
     ranks = context.world_size
     return Circumstances(
-        stage=None if context.is_auto(f"{ZERO}.stage") else context.stage,
+        stage=None if context.is_auto(STAGE) else context.stage,
         precision=context.precision,
         loop=context.target,
-        accumulates=None if asked is None else asked > 1,
+        accumulates=None if steps is None else steps > 1,
         several_ranks=None if ranks is None else ranks > 1,
         overlap_comm=None if context.is_auto(OVERLAP) else bool(context.flag(OVERLAP)),
         python_writer=has_writer(context),
@@ -45,15 +44,15 @@ def circumstances(context: Context) -> Circumstances:
 
 
 def _matches(context: Context) -> Iterator[VersionMatch]:
-    """Without those that another rule tells."""
+    """The combinations that are met, without those that another rule reports."""
     if context.setting.versions:
-        found = judge(context.setting.versions, circumstances(context))
-        yield from (match for match in found if not match.combination.rule)
+        matches = judge(context.setting.versions, circumstances(context))
+        yield from (match for match in matches if not match.combination.rule)
 
 
 def _place(match: VersionMatch) -> str:
-    asked = match.combination.conditions
-    return next((path for condition, path in PLACES.items() if condition in asked), "")
+    conditions = match.combination.conditions
+    return next((path for condition, path in PLACES.items() if condition in conditions), "")
 
 
 @rule("DS910", DIFFERS)
@@ -69,7 +68,7 @@ def versions_that_do_not_go_together(context: Context) -> Iterator[Finding]:
     """
     for match in _matches(context):
         stops = match.combination.happens.startswith(("stops", "import "))
-        severity = match.severity if match.certain else LESS[match.combination.severity]
+        severity = match.severity if match.certain else LESSER[match.combination.severity]
         yield Finding(
             _place(match),
             str(match),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import ADAMS, no_effect, removal
 from dsrun.config.rules.examples import CPU, hf, made
-from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Finding, Fix, bad, good, rule
-from dsrun.config.rules.kinds import Table, put, report, without_effect
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, all_of, in_range, put, report, without_effect
 from dsrun.config.rules.optimizer.signatures import (
     TORCH,
     argument_meant,
@@ -18,6 +18,7 @@ from dsrun.config.rules.optimizer.signatures import (
 )
 from dsrun.config.rules.optimizer.types import MUON, PARAMS, TYPE
 from dsrun.config.schemas import schema
+from dsrun.json_numbers import is_finite
 
 DECAY_THAT_SHOWS = 1e-3
 NO_AMSGRAD = ("FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam", "FusedLamb")
@@ -109,13 +110,7 @@ def number_out_of_range(context: Context) -> Iterator[Finding]:
     for violation in context.violations:
         key = violation.path.removeprefix(f"{PARAMS}.").split(".")[0]
         value = violation.value
-        if (
-            violation.kind != "value"
-            or not violation.path.startswith(f"{PARAMS}.")
-            or isinstance(value, bool)
-        ):
-            continue
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST:
+        if violation.kind == "value" and violation.path.startswith(f"{PARAMS}.") and is_finite(value):
             raised = kind.startswith(TORCH) and (value < 0 or key == "betas")
             end = "stops at it" if raised else "computes with it anyway"
             yield Finding(
@@ -129,22 +124,17 @@ def number_out_of_range(context: Context) -> Iterator[Finding]:
 @rule("DS408", "warning")
 @bad(made("AdamW", lr=1.5), made("AdamW", lr=0))
 @good(made("AdamW", lr=1.0), made("AdamW", lr=1e-9))
-def unlikely_learning_rate(context: Context) -> Iterator[Finding]:
+def unlikely_learning_rate() -> Table:
     """Adam's steps have the size of lr, whatever the gradient; with lr 0 there are none (ops/adam/fused_adam.py)."""
     path = f"{PARAMS}.lr"
-    value = context.number(path)
-    if value is None:
-        return
-    if value == 0 and not context.has("scheduler"):
-        yield Finding(
-            path, "is 0, and no scheduler changes it: nothing is learned", "Write a rate, such as 1e-4."
-        )
-    if value > 1 and optimizer_name(context) in ADAMS:
-        yield Finding(
-            path,
-            f"is {value:g}: each step of Adam changes a weight by about that much",
-            "Usual values are 1e-5 to 1e-3.",
-        )
+    idle = "is 0, and no scheduler changes it: nothing is learned. Write a rate, such as 1e-4."
+    large = (
+        "is {value:g}: each step of Adam changes a weight by about that much. Usual values are 1e-5 to 1e-3."
+    )
+    return all_of(
+        report(path, idle, (lambda context: context.number(path) == 0, when.lacks("scheduler"))),
+        in_range(path, large, lambda context: optimizer_name(context) in ADAMS, most=1),
+    )
 
 
 @rule("DS409", "warning")

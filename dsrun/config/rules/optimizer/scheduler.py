@@ -57,8 +57,8 @@ def needed(context: Context) -> Signature | None:
 
 
 def takes_it(name: str, key: str) -> bool:
-    found = signature("schedulers", name)
-    return found is not None and key in found.takes
+    of_class = signature("schedulers", name)
+    return of_class is not None and key in of_class.takes
 
 
 @rule("DS431", FAILS)
@@ -95,13 +95,13 @@ def torch_scheduler_with_zero(context: Context) -> Iterator[Finding]:
     "DeepSpeedZeroOptimizer is not an Optimizer" (_configure_lr_scheduler in runtime/engine.py); measured at every
     stage, and in bf16 at stage 0.
     """
-    found = class_of(context) or ""
-    if found.startswith(TORCH_SCHEDULER):
+    name = class_of(context) or ""
+    if name.startswith(TORCH_SCHEDULER):
         why = f"ZeRO stage {context.stage}" if context.stage > 0 else mode(context)
         if why and why != "fp32":
             yield Finding(
                 TYPE,
-                f"{found} can't work with {why}, which wraps the optimizer",
+                f"{name} can't work with {why}, which wraps the optimizer",
                 f"Use one of {', '.join(own(context, TYPE))}, or make the schedule in the code.",
             )
 
@@ -114,11 +114,11 @@ def torch_scheduler_with_zero(context: Context) -> Iterator[Finding]:
 @good(built("WarmupLR"), built("WarmupLR", warmup_num_steps=10))
 def scheduler_without_params(context: Context) -> Iterator[Finding]:
     """ "argument after ** must be a mapping, not NoneType" (_scheduler_from_config in runtime/engine.py)."""
-    found = needed(context)
-    if found and not context.has(PARAMS):
-        fix = None if found.needs else set_to(context, PARAMS, {})
-        what = f" with {' and '.join(found.needs)}" if found.needs else ", even if empty: {}"
-        yield Finding("scheduler", "has no params, without which DeepSpeed fails", f"Add params{what}.", fix)
+    arguments = needed(context)
+    if arguments and not context.has(PARAMS):
+        fix = None if arguments.needs else set_to(context, PARAMS, {})
+        those = f" with {' and '.join(arguments.needs)}" if arguments.needs else ", even if empty: {}"
+        yield Finding("scheduler", "has no params, without which DeepSpeed fails", f"Add params{those}.", fix)
 
 
 @rule("DS434", FAILS)
@@ -132,12 +132,12 @@ def scheduler_without_params(context: Context) -> Iterator[Finding]:
 )
 def unknown_scheduler_argument(context: Context) -> Iterator[Finding]:
     """params are passed to the class unchanged: TypeError (_scheduler_from_config in runtime/engine.py)."""
-    found, kind = needed(context), class_of(context)
-    for key in context.section(PARAMS) if found else ():
-        if found is None or key in found.takes:
+    arguments, kind = needed(context), class_of(context)
+    for key in context.section(PARAMS) if arguments else ():
+        if arguments is None or key in arguments.takes:
             continue
         others = [name for name in own(context, TYPE) if takes_it(name, key)]
-        path, meant = f"{PARAMS}.{key}", None if others else argument_meant(key, found.takes)
+        path, meant = f"{PARAMS}.{key}", None if others else argument_meant(key, arguments.takes)
         taken = meant is None or context.has(f"{PARAMS}.{meant}")
         edit = Edit("remove", path) if taken else Edit("rename", path, meant)
         advice = f"Did you mean {meant}? " if meant else ""
@@ -145,7 +145,7 @@ def unknown_scheduler_argument(context: Context) -> Iterator[Finding]:
         yield Finding(
             path,
             f"{kind} has no such argument",
-            f"{advice}{kind} takes {', '.join(found.takes)}.",
+            f"{advice}{kind} takes {', '.join(arguments.takes)}.",
             Fix((edit,), safe=False),
         )
 
@@ -158,10 +158,10 @@ def unknown_scheduler_argument(context: Context) -> Iterator[Finding]:
 )
 def missing_scheduler_argument(context: Context) -> Iterator[Finding]:
     """Arguments without a default: "missing 2 required positional arguments" (runtime/lr_schedules.py)."""
-    found = needed(context)
-    if found is None or not isinstance(context.get(PARAMS), dict):
+    arguments = needed(context)
+    if arguments is None or not isinstance(context.get(PARAMS), dict):
         return
-    if missing := [key for key in found.needs if not context.has(f"{PARAMS}.{key}")]:
+    if missing := [key for key in arguments.needs if not context.has(f"{PARAMS}.{key}")]:
         yield Finding(
             PARAMS, f"{class_of(context)} needs {' and '.join(missing)}", f"Add {PARAMS}.{missing[0]}."
         )

@@ -19,7 +19,7 @@ from dsrun.config.schemas import schema
 TORCH = "torch.optim."
 TORCH_SCHEDULER = "torch.optim.lr_scheduler."
 OF_ADAM = ("adam_w_mode", "fp32_optimizer_states", "torch_adam")
-"""What the engine takes out of an Adam's params (get_optimizer_configuration in runtime/engine.py)."""
+"""Parameters that the engine takes out of an Adam's (get_optimizer_configuration in runtime/engine.py)."""
 
 SPELLED = {
     name.lower(): name
@@ -64,9 +64,9 @@ def data() -> dict[str, Any]:
 
 
 def signature(kind: str, name: str | None) -> Signature | None:
-    """kind: optimizers or schedulers. None for a class that nothing is known of."""
-    found = data()[kind].get(name)
-    return Signature(tuple(found["takes"]), tuple(found["needs"])) if found else None
+    """The signature of a class; None for one that nothing is known of. kind: optimizers or schedulers."""
+    entry = data()[kind].get(name)
+    return Signature(tuple(entry["takes"]), tuple(entry["needs"])) if entry else None
 
 
 def own(context: Context, path: str) -> tuple[str, ...]:
@@ -108,17 +108,17 @@ def optimizer_class(context: Context) -> str | None:
         "lamb": "FusedLamb",
         "muon": "MuonWithAuxAdam",
     }
-    found = classes.get(name or "", f"{TORCH}{name}")
-    return found if found in data()["optimizers"] else None
+    chosen = classes.get(name or "", f"{TORCH}{name}")
+    return chosen if chosen in data()["optimizers"] else None
 
 
 @once
 def takes(context: Context) -> tuple[str, ...] | None:
-    """What optimizer.params may hold for the class that is made; None where that isn't known."""
-    found = signature("optimizers", optimizer_class(context))
-    if found is None:
+    """The keys that optimizer.params may hold for the class that is made; None where that isn't known."""
+    of_class = signature("optimizers", optimizer_class(context))
+    if of_class is None:
         return None
-    return tuple(sorted({*found.takes, *(OF_ADAM if optimizer_name(context) in ADAMS else ())}))
+    return tuple(sorted({*of_class.takes, *(OF_ADAM if optimizer_name(context) in ADAMS else ())}))
 
 
 def torch_names(kind: str, prefix: str) -> list[str]:

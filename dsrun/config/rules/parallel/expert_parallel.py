@@ -47,7 +47,7 @@ def _is_no_name(path: str) -> Condition:
 
 
 def _beside_tensors(path: str, given: Condition, begin: str = "", end: str = "") -> Table:
-    """What AutoEP can't do in a model that AutoTP splits too."""
+    """A line for what AutoEP can't do in a model that AutoTP splits, too."""
     text = f"{begin}can't be combined with {TENSOR} {{size}}{end}. Set {TENSOR} to 1, or remove it."
     return report(path, text, (when.several(TENSOR), given), size=TENSOR)
 

@@ -25,11 +25,11 @@ def inputs_cast_without_fp16(context: Context) -> Iterator[Finding]:
     Measured: "mat1 and mat2 must have the same dtype" at the first layer. Integers, such as the tokens that
     HF Trainer gives a language model, aren't cast.
     """
-    found = mode(context)
-    if context.flag("fp16.auto_cast") and found in (FP32, BF16):
+    precision = mode(context)
+    if context.flag("fp16.auto_cast") and precision in (FP32, BF16):
         yield Finding(
             "fp16.auto_cast",
-            f"casts the inputs to fp16, but the model is in {found}",
+            f"casts the inputs to fp16, but the model is in {precision}",
             "Remove it, or enable fp16.",
             removal(context, "fp16.auto_cast", safe=False),
             "" if context.target == "deepspeed" else "warning",
@@ -50,13 +50,17 @@ def autocast_with_16_bit_weights(context: Context) -> Iterator[Finding]:
 
     With bf16_master_weights_and_grads everything is meant to be in 16 bits, and autocast belongs to it.
     """
-    found = next((name for name in (BF16, FP16) if context.flag(f"{name}.enabled")), None)
-    if found and context.flag("torch_autocast.enabled") and not any(context.flag(path) for path in MASTER):
+    precision = next((name for name in (BF16, FP16) if context.flag(f"{name}.enabled")), None)
+    if (
+        precision
+        and context.flag("torch_autocast.enabled")
+        and not any(context.flag(path) for path in MASTER)
+    ):
         yield Finding(
             "torch_autocast.enabled",
-            f"is meant for weights in fp32, but {found} keeps them in 16 bits",
-            f"Remove torch_autocast, or set {found}.enabled to false.",
-            set_to(context, f"{found}.enabled", value=False),
+            f"is meant for weights in fp32, but {precision} keeps them in 16 bits",
+            f"Remove torch_autocast, or set {precision}.enabled to false.",
+            set_to(context, f"{precision}.enabled", value=False),
         )
 
 

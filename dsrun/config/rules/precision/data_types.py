@@ -22,11 +22,11 @@ from dsrun.config.rules.precision.modes import FP32, NAMES, mode
 def param_dtype_differs_from_precision(context: Context) -> Iterator[Finding]:
     """param_dtype must repeat what fp16 and bf16 say (_assert_valid_mixed_precision_config, runtime/engine.py)."""
     path = "data_types.param_dtype"
-    given, found = context.text(path), mode(context)
-    if found and given in NAMES and NAMES[given] != found:
+    given, precision = context.text(path), mode(context)
+    if precision and given in NAMES and NAMES[given] != precision:
         yield Finding(
             path,
-            f"is {given}, but the model is in {found}",
+            f"is {given}, but the model is in {precision}",
             "Remove it: the precision follows fp16.enabled and bf16.enabled.",
             removal(context, path, safe=False),
         )
@@ -44,11 +44,11 @@ def param_dtype_differs_from_precision(context: Context) -> Iterator[Finding]:
 def grad_accum_dtype_at_stage_0(context: Context) -> Iterator[Finding]:
     """Without ZeRO gradients are added up in the model's precision (_do_optimizer_sanity_check, runtime/engine.py)."""
     path = "data_types.grad_accum_dtype"
-    given, found = context.text(path), mode(context)
-    if context.stage == 0 and found and given in NAMES and NAMES[given] != found:
+    given, precision = context.text(path), mode(context)
+    if context.stage == 0 and precision and given in NAMES and NAMES[given] != precision:
         yield Finding(
             path,
-            f"is {given}, but the model is in {found}: stage 0 can't mix them",
+            f"is {given}, but the model is in {precision}: stage 0 can't mix them",
             "Set zero_optimization.stage to 1, or remove it.",
             removal(context, path, safe=False),
         )
@@ -69,15 +69,15 @@ def grad_accum_dtype_loses_precision(context: Context) -> Iterator[Finding]:
     The other 16-bit type has less range (fp16) or fewer digits (bf16) than the model's.
     """
     path = "data_types.grad_accum_dtype"
-    given, found = context.text(path), mode(context)
-    if context.stage == 0 or not found or given not in NAMES or NAMES[given] in (found, FP32):
+    given, precision = context.text(path), mode(context)
+    if context.stage == 0 or not precision or given not in NAMES or NAMES[given] in (precision, FP32):
         return
     yield Finding(
         path,
-        f"is {given}, but the model is in {found}",
-        f"Remove it: gradients are then added up in {found}.",
+        f"is {given}, but the model is in {precision}",
+        f"Remove it: gradients are then added up in {precision}.",
         removal(context, path, safe=False),
-        "warning" if found == FP32 else "",
+        "warning" if precision == FP32 else "",
     )
 
 

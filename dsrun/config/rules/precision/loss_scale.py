@@ -29,13 +29,13 @@ DYNAMIC = (
     "consecutive_hysteresis",
     "min_loss_scale",
 )
-"""What only a dynamic loss scale reads."""
+"""Keys that only a dynamic loss scale reads."""
 
 
 def in_fp16(context: Context) -> bool:
     """Whether the fp16 section counts: it is on, or HF Trainer may turn it on."""
-    found = mode(context)
-    return found == FP16 or (found is None and context.has("fp16"))
+    precision = mode(context)
+    return precision == FP16 or (precision is None and context.has("fp16"))
 
 
 def adapts(context: Context) -> bool:

@@ -19,7 +19,7 @@ NAMES = {
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), FP16),
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), BF16),
 }
-"""What DeepSpeed calls the data types (DtypeEnum in runtime/config.py)."""
+"""DeepSpeed's names of the data types (DtypeEnum in runtime/config.py)."""
 
 MASTER = ("fp16.fp16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads")
 
@@ -39,8 +39,11 @@ def mode(context: Context) -> str | None:
         return context.precision
     if left and context.setting.trainer is None:
         return None
-    asked = (name for name in left if context.argument(name) or context.argument(f"{name}_full_eval"))
-    return next(asked, FP32)
+    enabled = (name for name in left if context.argument(name) or context.argument(f"{name}_full_eval"))
+    return next(enabled, FP32)
+
+
+FP16_ON_GPUS = (when.unless(when.on_cpu), lambda context: mode(context) == FP16)
 
 
 def by_bf16_optimizer(context: Context) -> bool:
@@ -86,14 +89,13 @@ def precision_section_without_enabled(context: Context) -> Iterator[Finding]:
 @rule("DS312", "note")
 @bad({"_bf16": True, "_device": "cuda", **ZERO_1, **fp16()}, {"_bf16": True, **ZERO_1, **fp16()})
 @good({"_bf16": True, **ZERO_1, **bf16()}, {**ZERO_1, **fp16()})
-def fp16_although_bf16_is_supported(context: Context) -> Iterator[Finding]:
+def fp16_although_bf16_is_supported() -> Table:
     """bf16 has the range of fp32, so it needs no loss scale and skips no step (runtime/precision_config.py)."""
-    if context.setting.bf16 and context.setting.device != "cpu" and mode(context) == FP16:
-        yield Finding(
-            "fp16.enabled",
-            "these GPUs compute in bfloat16, which needs no loss scale",
-            "Enable bf16 instead, unless a model or a checkpoint asks for fp16.",
-        )
+    text = (
+        "these GPUs compute in bfloat16, which needs no loss scale. "
+        "Enable bf16 instead, unless a model or a checkpoint asks for fp16."
+    )
+    return report("fp16.enabled", text, (lambda context: context.setting.bf16, *FP16_ON_GPUS))
 
 
 @rule("DS313", "warning")
@@ -129,18 +131,17 @@ def bf16_not_supported(context: Context) -> Iterator[Finding]:
 @rule("DS328", FAILS)
 @bad({"_fp16": False, "_device": "cuda", **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_2, **fp16()})
 @good({"_fp16": True, **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_1})
-def fp16_refused_on_old_gpus(context: Context) -> Iterator[Finding]:
+def fp16_refused_on_old_gpus() -> Table:
     """GPUs below compute capability 7.0 (P100 and older) stop the start: "Type fp16 is not supported on your device".
 
     Source: is_fp16_supported in accelerator/cuda_accelerator.py, _configure_distributed_model in runtime/engine.py.
     """
-    if context.setting.fp16 is False and context.setting.device != "cpu" and mode(context) == FP16:
-        yield Finding(
-            "fp16.enabled",
-            "is true, but DeepSpeed refuses fp16 on GPUs below compute capability 7.0",
-            "Train in fp32. With DS_ALLOW_DEPRECATED_FP16=1 DeepSpeed takes it on those of 6.x.",
-            set_to(context, "fp16.enabled", value=False),
-        )
+    text = (
+        "is true, but DeepSpeed refuses fp16 on GPUs below compute capability 7.0. "
+        "Train in fp32. With DS_ALLOW_DEPRECATED_FP16=1 DeepSpeed takes it on those of 6.x."
+    )
+    conditions = (lambda context: context.setting.fp16 is False, *FP16_ON_GPUS)
+    return report("fp16.enabled", text, conditions, put("fp16.enabled", False))
 
 
 @rule("DS325", "warning", since=(0, 17))

@@ -157,9 +157,9 @@ def precision_under_its_old_name(context: Context) -> Iterator[Finding]:
         or not isinstance(context.config.get("bfloat16"), dict)
     ):
         return
-    asked: Any = tree.get(context.config, "bfloat16.enabled")
-    told = bool(context.argument("bf16"))
-    if asked not in (None, schema.AUTO, told):
+    given: Any = tree.get(context.config, "bfloat16.enabled")
+    counted = bool(context.argument("bf16"))
+    if given not in (None, schema.AUTO, counted):
         whose = "the Trainer's bf16" if context.by_trainer else "accelerate's mixed_precision"
         fix = Fix((Edit("rename", "bfloat16", "bf16"),), safe=False)
         text = f"isn't read by accelerate: only {whose} counts"
@@ -202,13 +202,7 @@ def auto_filled_in_by_hf_trainer_only(context: Context) -> Iterator[Finding]:
 )
 @good(
     {"_for": "accelerate"},
-    {
-        "_for": "accelerate",
-        "_bare": True,
-        **ZERO_2,
-        "train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-    },
+    {"_for": "accelerate", "_bare": True, **ZERO_2, "train_batch_size": 4, "gradient_accumulation_steps": 1},
 )
 def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
     """accelerate computes the total from the micro batch's key, and stops if there is none (_prepare_deepspeed in

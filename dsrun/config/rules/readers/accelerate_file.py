@@ -77,7 +77,7 @@ def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
         return
     launch = LaunchConfig(context.setting.launch)
     kind = launch.given.get("distributed_type", ...)
-    said = "there is no distributed_type" if kind is ... else f"distributed_type is {in_yaml(kind)}"
+    fact = "there is no distributed_type" if kind is ... else f"distributed_type is {in_yaml(kind)}"
     advice = "Set distributed_type: DEEPSPEED to train with it."
     meant = (
         bool(launch.options)
@@ -87,14 +87,14 @@ def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
     if not meant and launch.by_fsdp:
         return
     if not meant:
-        yield Finding(f"{TOP}.distributed_type", f"{said}: no DeepSpeed here, so nothing to check", advice)
+        yield Finding(f"{TOP}.distributed_type", f"{fact}: no DeepSpeed here, so nothing to check", advice)
     elif kind in known.TYPES or kind is False:
         yield Finding(
-            f"{TOP}.distributed_type", f"{said}: {SECTION} has no effect", advice, severity="warning"
+            f"{TOP}.distributed_type", f"{fact}: {SECTION} has no effect", advice, severity="warning"
         )
     else:
         yield Finding(
-            f"{TOP}.distributed_type", f"{said}: accelerate stops", advice, severity="error", effect=FAILS
+            f"{TOP}.distributed_type", f"{fact}: accelerate stops", advice, severity="error", effect=FAILS
         )
 
 
@@ -159,8 +159,8 @@ def setting_not_allowed_with_config_file(context: Context) -> Iterator[Finding]:
 
 
 def _in_the_file(key: str) -> str:
-    """Where a DeepSpeed config says what a key of the YAML says."""
-    exact = {said: path for path, said in known.PATHS.items()}
+    """The path at which a DeepSpeed config says the same as a key of the YAML."""
+    exact = {key_path: path for path, key_path in known.PATHS.items()}
     return exact.get(f"{SECTION}.{key.lower()}", "bf16 or fp16")
 
 
@@ -175,16 +175,16 @@ def config_file_not_found(context: Context) -> Iterator[Finding]:
     path = f"{OPTION}.{FILE}"
     if launch is None or launch.file is None:
         return
-    found, name = launch.given.get(known.REFERENCED), cut(launch.file)
-    if found == known.MISSING:
+    reason, name = launch.given.get(known.REFERENCED), cut(launch.file)
+    if reason == known.MISSING:
         text = f"there is no file {name}, neither here nor next to this one"
         yield Finding(
             path, text, "Write the path from the folder that accelerate launch is started in, without ~."
         )
-    elif found == known.BESIDE:
+    elif reason == known.BESIDE:
         text = f"{name} is next to this file, but accelerate looks in the folder it is started in"
         yield Finding(path, text, "Start it there, or write the absolute path.", severity="note")
-    elif found == known.INLINE:
+    elif reason == known.INLINE:
         text = "is the config itself, in base64 or JSON, which isn't checked here"
         yield Finding(path, text, "Put it into a file.", severity="note")
 
@@ -205,9 +205,9 @@ def nvme_path_not_passed_on(context: Context) -> Iterator[Finding]:
     launch = launched(context)
     if launch is None or launch.file is not None or launch.stage != 3:
         return
-    for what in ("optimizer", "param"):
-        if launch.word(f"offload_{what}_device") == "nvme":
-            key = f"offload_{what}_nvme_path"
+    for part in ("optimizer", "param"):
+        if launch.word(f"offload_{part}_device") == "nvme":
+            key = f"offload_{part}_nvme_path"
             folder = launch.text(key) or "/nvme"
             text = "isn't passed on by accelerate launch: swaps to a folder called none where training starts"
             advice = f"Set ACCELERATE_DEEPSPEED_{key.upper()}={folder} where it is started, or use {FILE}."

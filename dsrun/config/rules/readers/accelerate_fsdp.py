@@ -20,12 +20,12 @@ CHOICES = {
     "fsdp_state_dict_type": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
     "fsdp_sharding_strategy": STRATEGIES,
 }
-"""What accelerate/utils/constants.py has; a number counts from 1."""
+"""The names in accelerate/utils/constants.py; a number counts from 1."""
 GONE = (
     "fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_use_orig_params",
     "fsdp_sync_module_states",
 )  # fmt: skip
-"""What version 2 has no use for."""
+"""Keys that version 2 has no use for."""
 
 
 def case(options: Mapping[str, Any] | None = None, **top: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def sharded(context: Context) -> LaunchConfig | None:
 
 
 def _path(launch: LaunchConfig, key: str) -> str:
-    """As the file spells it, with its prefix or without."""
+    """A key as the file spells it, with its prefix or without."""
     short = key.removeprefix("fsdp_")
     return f"{SECTION}.{key if key in launch.given[FSDP_SECTION] else short}"
 
@@ -83,11 +83,7 @@ def unused_fsdp_setting(context: Context) -> Iterator[Finding]:
 @good(
     case({"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_sharding_strategy": 1}),
     case(
-        {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": True,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
     ),
     case({"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}),
 )
@@ -151,8 +147,8 @@ def fsdp_setting_without_effect(context: Context) -> Iterator[Finding]:
         same = not second and str(given.get(key)).upper() in ("FULL_SHARD", "TRUE", "1")
         if given.get(key) is not None and not same:
             text = f"has no effect with fsdp_version {launch.fsdp_version}"
-            kept = "fsdp_reshard_after_forward" if second else "fsdp_sharding_strategy"
-            advice = f"Say it as {kept}." if "shard" in key else "Remove it."
+            replacement = "fsdp_reshard_after_forward" if second else "fsdp_sharding_strategy"
+            advice = f"Say it as {replacement}." if "shard" in key else "Remove it."
             yield Finding(_path(launch, key), text, advice)
     policy = str(given.get("fsdp_auto_wrap_policy", "NO_WRAP")).upper()
     wants = {"fsdp_transformer_layer_cls_to_wrap": TRANSFORMER, "fsdp_min_num_params": "SIZE_BASED_WRAP"}

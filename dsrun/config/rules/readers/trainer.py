@@ -81,24 +81,24 @@ def differs_from_training_arguments(context: Context) -> Iterator[Finding]:
         return
     clash = _clash(context, arguments)
     for match, value in _fixed(context):
-        asked = match.value(arguments)
-        if asked is tree.MISSING or value == asked or match.path == f"{clash}.enabled":
+        wanted = match.value(arguments)
+        if wanted is tree.MISSING or value == wanted or match.path == f"{clash}.enabled":
             continue
         # What was asked for by name holds; a default may be an oversight.
-        fix = set_to(context, match.path, asked) if context.argument(match.argument) == asked else None
-        text = f"is {shorten(value)}, but the Trainer's {match.argument} is {shorten(asked)}"
+        fix = set_to(context, match.path, wanted) if context.argument(match.argument) == wanted else None
+        text = f"is {shorten(value)}, but the Trainer's {match.argument} is {shorten(wanted)}"
         if match.calculated:
-            text = f"is {shorten(value)}, but TrainingArguments make it {shorten(asked)} ({match.argument})"
-        advice = f'Write "auto" or {shorten(asked)}{_other_way(match, value, asked, arguments)}.'
+            text = f"is {shorten(value)}, but TrainingArguments make it {shorten(wanted)} ({match.argument})"
+        advice = f'Write "auto" or {shorten(wanted)}{_other_way(match, value, wanted, arguments)}.'
         yield Finding(match.path, text, advice, fix)
 
 
-def _other_way(match: Match, value: Any, asked: Any, arguments: Arguments) -> str:
-    """Which argument to change so that the config's value holds; "" where none alone can do it."""
+def _other_way(match: Match, value: Any, wanted: Any, arguments: Arguments) -> str:
+    """The advice to change the argument, so that the config's value holds; "" where none alone can do it."""
     name = match.argument.partition(" or ")[0]
     if match.path == TOTAL:
         name = ACCUMULATION
-        per_step = asked // arguments[name]
+        per_step = wanted // arguments[name]
         if value % per_step or not value:
             return ""
         value = value // per_step
@@ -115,18 +115,20 @@ def must_equal_the_training_arguments(context: Context) -> Iterator[Finding]:
     if not context.by_trainer or context.setting.trainer is not None or _tuned(context):
         return
     defaults = Arguments({})
-    found = [(match, value) for match, value in _fixed(context) if value != match.value(defaults)]
-    if found:
-        pairs = ", ".join(f"{_told(match)} {shorten(value)} = {_named(match)}" for match, value in found)
-        many = f"these {len(found)} values have" if len(found) > 1 else "this value has"
+    differing = [(match, value) for match, value in _fixed(context) if value != match.value(defaults)]
+    if differing:
+        pairs = ", ".join(
+            f"{_short_name(match)} {shorten(value)} = {_named(match)}" for match, value in differing
+        )
+        many = f"these {len(differing)} values have" if len(differing) > 1 else "this value has"
         yield Finding(
-            found[0][0].path,
+            differing[0][0].path,
             f"{many} to equal the TrainingArguments, or the Trainer stops: {pairs}",
             'Give the arguments with --arg NAME=VALUE to check it, or write "auto".',
         )
 
 
-def _told(match: Match) -> str:
+def _short_name(match: Match) -> str:
     """A key by its name, and its section where the name says nothing."""
     return match.path if match.path.endswith(".enabled") else match.path.rpartition(".")[2]
 
@@ -173,28 +175,28 @@ def training_argument_ignored_without_its_key(context: Context) -> Iterator[Find
     judged = arguments or Arguments({}, context.world_size)
     groups: dict[str, list[_Left]] = {}
     for left in (*_left_out(context), *_left_to_optimizer(context), *_left_to_scheduler(context)):
-        asked = left.match.value(judged)
-        if asked not in (left.default, tree.MISSING):
-            groups.setdefault(left.match.path.rpartition(".")[0], []).append(left._replace(asked=asked))
-    for section, found in groups.items():
-        names = listed([left.match.path.rpartition(".")[2] for left in found])
-        taken = listed([left.in_words(known=arguments is not None) for left in found])
-        fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in found))
+        wanted = left.match.value(judged)
+        if wanted not in (left.default, tree.MISSING):
+            groups.setdefault(left.match.path.rpartition(".")[0], []).append(left._replace(wanted=wanted))
+    for section, missing in groups.items():
+        names = listed([left.match.path.rpartition(".")[2] for left in missing])
+        taken = listed([left.in_words(known=arguments is not None) for left in missing])
+        fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in missing))
         text = f"{f'lacks {names}' if section else 'is missing'}: DeepSpeed uses {taken}"
         finding = Finding(section or names, text, f'Add {names}: "auto".', fix)
         yield finding if arguments else replace(finding, severity="warning")
 
 
 class _Left(NamedTuple):
-    """A key left out, DeepSpeed's default for it, and what the Trainer asks for (None where that isn't known)."""
+    """A key left out, DeepSpeed's default for it, and the Trainer's value (None where that isn't known)."""
 
     match: Match
     default: Any
-    asked: Any = None
+    wanted: Any = None
 
     def in_words(self, *, known: bool) -> str:
-        asked = f" {shorten(self.asked)}" if known else ""
-        return f"{shorten(self.default)} instead of the Trainer's {self.match.argument}{asked}"
+        wanted = f" {shorten(self.wanted)}" if known else ""
+        return f"{shorten(self.default)} instead of the Trainer's {self.match.argument}{wanted}"
 
 
 def _left_out(context: Context) -> Iterator[_Left]:

@@ -23,7 +23,7 @@ def optim_replaced_by_the_config(context: Context) -> Iterator[Finding]:
     transformers/integrations/deepspeed.py).
     """
     arguments, kind = known_arguments(context), context.text("optimizer.type")
-    if arguments is None or kind is None or not arguments.asked("optim"):
+    if arguments is None or kind is None or not arguments.changed("optim"):
         return
     optim, family = arguments["optim"], "adam" if kind.lower().startswith("adam") else kind.lower()
     if not optim.removeprefix("paged_").startswith(family):
@@ -64,14 +64,14 @@ def schedule_replaced_by_the_config(context: Context) -> Iterator[Finding]:
     transformers/integrations/deepspeed.py).
     """
     arguments, kind = known_arguments(context), context.text("scheduler.type")
-    if arguments is None or kind is None or not arguments.asked("lr_scheduler_type"):
+    if arguments is None or kind is None or not arguments.changed("lr_scheduler_type"):
         return
-    asked = arguments["lr_scheduler_type"]
-    if SAME_SCHEDULE.get(asked) != kind:
+    schedule = arguments["lr_scheduler_type"]
+    if SAME_SCHEDULE.get(schedule) != kind:
         yield Finding(
             "scheduler",
-            f"{kind} is used, and the Trainer's lr_scheduler_type {asked} is ignored",
-            f"Remove the section to train with {asked}, or leave lr_scheduler_type out.",
+            f"{kind} is used, and the Trainer's lr_scheduler_type {schedule} is ignored",
+            f"Remove the section to train with {schedule}, or leave lr_scheduler_type out.",
             removal(context, "scheduler", safe=False),
         )
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from dsrun.config import tree
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import above_1, removal, set_to
+from dsrun.config.rules.common import above_1, set_to
 from dsrun.config.rules.examples import ZERO_2, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, needs, put, report
+from dsrun.config.rules.kinds import Table, all_of, needs, put, remove, report
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
 
@@ -26,6 +26,10 @@ def writer_type(context: Context) -> str:
 
 def has_writer(context: Context) -> bool:
     return isinstance(context.get(WRITER), dict)
+
+
+def _nodes(context: Context) -> int | None:
+    return context.setting.nodes
 
 
 @rule("DS700", REFUSED)
@@ -145,19 +149,22 @@ def only_universal_checkpoints() -> Table:
     {"_nodes": 2, "checkpoint": {"use_node_local_storage": False}},
     {"checkpoint": {"use_node_local_storage": True}},
 )
-def storage_of_each_node(context: Context) -> Iterator[Finding]:
+def storage_of_each_node() -> Table:
     """Every node then writes its own part of a checkpoint (_get_ckpt_name in runtime/engine.py)."""
-    nodes = context.setting.nodes
-    if not context.flag(LOCAL) or nodes is None:
-        return
-    if nodes == 1:
-        yield Finding(LOCAL, "changes nothing on one node", "Remove it.", removal(context, LOCAL))
-    else:
-        yield Finding(
+    several = (
+        "leaves parts of each checkpoint on all {nodes} nodes. "
+        "Save to a disk of the node, and resume on the same nodes; on a shared disk set it to false."
+    )
+    return all_of(
+        report(
             LOCAL,
-            f"leaves parts of each checkpoint on all {nodes} nodes",
-            "Save to a disk of the node, and resume on the same nodes; on a shared disk set it to false.",
-        )
+            "changes nothing on one node. Remove it.",
+            lambda context: _nodes(context) == 1,
+            remove(LOCAL),
+        ),
+        report(LOCAL, several, lambda context: (_nodes(context) or 0) > 1, nodes=_nodes),
+        when=when.on(LOCAL),
+    )
 
 
 @rule("DS707", DIFFERS, since=(0, 18))

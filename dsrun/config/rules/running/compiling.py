@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import DEEP, OPTIMIZER, PARAMETERS, above_1, set_to
+from dsrun.config.rules.common import DEEP, OPTIMIZER, PARAMETERS, set_to
+from dsrun.config.rules.conditions import Condition
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, deep, hf, tensor, zero
 from dsrun.config.rules.file.effects import known_keys
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, excludes
+from dsrun.config.rules.kinds import Table, all_of, excludes, report
 from dsrun.config.rules.running.batch import TENSOR
 
 WITHOUT_DEEP = ("deepcompile", "autoep_non_moe")
+PASSES = "compile.passes"
 
 
 def compiles(context: Context) -> bool | None:
@@ -20,6 +22,16 @@ def compiles(context: Context) -> bool | None:
     if not context.by_trainer or context.setting.trainer is None:
         return None
     return bool(context.argument("torch_compile"))
+
+
+def _has_pass(*names: str) -> Condition:
+    """One of these passes is asked for."""
+    return lambda context: not set(names).isdisjoint(_passes(context))
+
+
+def _passes(context: Context) -> list[str]:
+    passes = context.get(PASSES)
+    return [name for name in passes if isinstance(name, str)] if isinstance(passes, list) else []
 
 
 @rule("DS732", "warning")
@@ -75,25 +87,30 @@ def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
 @rule("DS735", "warning", since=(0, 18))
 @bad(deep(), {**deep(passes=["autosp"]), **ZERO_2})
 @good({**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1})
-def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
+def deepcompile_falls_back() -> Table:
     """If its passes don't match, plain torch.compile is used, with one line in the log.
 
     Source: get_deepcompile_backend, get_autosp_backend and get_autotp_backend in runtime/engine.py.
     """
-    if not context.flag(DEEP):
-        return
-    passes = _passes(context)
-    end = "plain torch.compile is used"
-    if "autosp" in passes:
-        if context.stage >= 2:
-            text = f'"autosp" can\'t be combined with ZeRO stage {context.stage}: {end}'
-            yield Finding("compile.passes", text, "Set zero_optimization.stage to 0 or 1.")
-    elif "autotp" in passes:
-        if not above_1(context, TENSOR):
-            text = f'"autotp" needs tensor_parallel.autotp_size above 1: {end}'
-            yield Finding("compile.passes", text, "Set tensor_parallel.autotp_size.")
-    elif context.stage == 0:
-        yield Finding(DEEP, f"needs ZeRO stage 1, 2 or 3: {end}", "Set zero_optimization.stage.")
+    end = ": plain torch.compile is used. "
+    return all_of(
+        report(
+            PASSES,
+            f'"autosp" can\'t be combined with ZeRO stage {{stage}}{end}Set zero_optimization.stage to 0 or 1.',
+            (_has_pass("autosp"), when.unless(when.below_stage(2))),
+        ),
+        report(
+            PASSES,
+            f'"autotp" needs {TENSOR} above 1{end}Set {TENSOR}.',
+            (when.unless(_has_pass("autosp")), _has_pass("autotp"), when.unless(when.several(TENSOR))),
+        ),
+        report(
+            DEEP,
+            f"needs ZeRO stage 1, 2 or 3{end}Set zero_optimization.stage.",
+            (when.unless(_has_pass("autosp", "autotp")), when.at_stage(0)),
+        ),
+        when=when.on(DEEP),
+    )
 
 
 @rule("DS736", FAILS, since=(0, 18))
@@ -116,7 +133,7 @@ def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
     if context.flag(DEEP) and "autotp" in passes and others:
         severity = "" if compiles(context) else "warning"
         text = f'"autotp" can\'t be combined with {", ".join(others)}'
-        yield Finding("compile.passes", text, "Keep one of them.", None, severity)
+        yield Finding(PASSES, text, "Keep one of them.", None, severity)
 
 
 @rule("DS738", "warning")
@@ -171,8 +188,3 @@ def compiling_around_experts() -> Table:
         },
         "can't be combined with {others}: engine.compile() fails. Set it to false, or remove the other.",
     )
-
-
-def _passes(context: Context) -> list[str]:
-    passes = context.get("compile.passes")
-    return [name for name in passes if isinstance(name, str)] if isinstance(passes, list) else []

@@ -108,10 +108,7 @@ def random_ltd_incomplete(context: Context) -> Iterator[Finding]:
 )
 @good(
     _efficient(
-        data_sampling={
-            "enabled": True,
-            "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-        }
+        data_sampling={"enabled": True, "curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}
     ),
     {"data_efficiency": {"enabled": False, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
 )
@@ -134,12 +131,7 @@ def data_efficiency_stays_on(context: Context) -> Iterator[Finding]:
 @bad(
     _curriculum({"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear"}),
     _curriculum(
-        {
-            "min_difficulty": 8,
-            "max_difficulty": 64,
-            "schedule_type": "fixed_root",
-            "schedule_config": LINEAR,
-        }
+        {"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_root", "schedule_config": LINEAR}
     ),
 )
 @good(
@@ -182,10 +174,7 @@ def curriculum_incomplete(context: Context) -> Iterator[Finding]:
 )
 @good(
     _efficient(
-        data_sampling={
-            "enabled": True,
-            "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-        }
+        data_sampling={"enabled": True, "curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}
     ),
     hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
 )

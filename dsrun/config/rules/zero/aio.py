@@ -29,13 +29,12 @@ def aio_without_nvme(context: Context) -> Iterator[Finding]:
     Source: runtime/swap_tensor/partitioned_param_swapper.py and partitioned_optimizer_swapper.py.
     """
     used = [section for section in OFFLOADS if on_nvme(context, section)]
-    gds = f"{AIO}.use_gds"
     known = [key for key in context.section(AIO) if context.schema.node(f"{AIO}.{key}")]
     if known and not reads_aio(context):
         advice = "Remove it, or set a device to nvme at stage 3."
         yield no_effect(context, AIO, ": nothing is offloaded to nvme", advice, safe=False)
-    elif context.flag(gds) and used == [OPTIMIZER]:
-        yield no_effect(context, gds, ": only offload_param uses GPUDirect Storage")
+    elif context.flag(GDS) and used == [OPTIMIZER]:
+        yield no_effect(context, GDS, ": only offload_param uses GPUDirect Storage")
 
 
 @rule("DS234", FAILS)

@@ -146,10 +146,10 @@ def prefetch_above_max_live_parameters(context: Context) -> Iterator[Finding]:
 def parameter_threshold_above_the_model_threshold(context: Context) -> Iterator[Finding]:
     """A weight above the model's limit is always partitioned (mark_persistent_parameters, parameter_offload.py)."""
     path, limit = f"{ZERO}.stage3_param_persistence_threshold", f"{ZERO}.stage3_model_persistence_threshold"
-    one, whole = value_or_default(context, path), value_or_default(context, limit)
-    if context.stage == 3 and one is not None and whole is not None and one > whole:
+    single, whole = value_or_default(context, path), value_or_default(context, limit)
+    if context.stage == 3 and single is not None and whole is not None and single > whole:
         yield Finding(
             written(context, limit),
-            f"{whole:.0f} for all weights is below stage3_param_persistence_threshold, {one:.0f} for each",
-            f"Set it to {one:.0f} or more, or the threshold of one weight to {whole:.0f} or less.",
+            f"{whole:.0f} for all weights is below stage3_param_persistence_threshold, {single:.0f} for each",
+            f"Set it to {single:.0f} or more, or the threshold of one weight to {whole:.0f} or less.",
         )

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import (
-    BYTES,
-    DEEP,
-    OVERLAP,
-    SCATTER,
-    ZERO,
-    above_1,
-    no_effect,
-    removal,
-    set_to,
-)
+from dsrun.config.rules.common import BYTES, DEEP, OVERLAP, SCATTER, ZERO, above_1, no_effect, removal
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, excludes, put
+from dsrun.config.rules.kinds import Table, all_of, excludes, put, report
 from dsrun.config.rules.running.batch import SEQUENCE
 
 PRESCALE = "prescale_gradients"
@@ -159,18 +149,18 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
     {**zero(2, overlap_comm=True), "managed_gradient_accumulation": False},
     {**zero(1, overlap_comm=False), "managed_gradient_accumulation": False},
 )
-def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Finding]:
+def unmanaged_accumulation_with_overlap() -> Table:
     """The caller counts the passes; then only stages 2 and 3 can overlap (_do_sanity_check in runtime/engine.py)."""
-    if context.flag(MANAGED) is False and context.flag(OVERLAP) and context.stage < 2:
-        yield Finding(
-            MANAGED,
-            f"false can't be combined with overlap_comm at stage {context.stage}",
-            "Set zero_optimization.overlap_comm to false, or remove managed_gradient_accumulation.",
-            set_to(context, OVERLAP, value=False),
-        )
-    if context.flag(MANAGED) is False and context.flag(DEEP):
-        advice = f"Set {DEEP} to false, or remove managed_gradient_accumulation."
-        yield Finding(MANAGED, "false can't be combined with compile.deepcompile", advice)
+
+    def text(other: str, key: str) -> str:
+        return f"false can't be combined with {other}. Set {key} to false, or remove {MANAGED}."
+
+    overlap = text("overlap_comm at stage {stage}", OVERLAP)
+    return all_of(
+        report(MANAGED, overlap, (when.on(OVERLAP), when.below_stage(2)), put(OVERLAP, False)),
+        report(MANAGED, text(DEEP, DEEP), when.on(DEEP)),
+        when=when.off(MANAGED),
+    )
 
 
 @rule("DS267", "note")
@@ -181,22 +171,22 @@ def gradients_sent_in_another_precision(context: Context) -> Iterator[Finding]:
 
     fp16 without a loss scale overflows at 65504: for bf16 or fp32 gradients this is a warning.
     """
-    asked, own = (context.text(DTYPE) or "").lower(), context.precision
-    if own is None or asked not in BYTES or asked == own:
+    sent, computed = (context.text(DTYPE) or "").lower(), context.precision
+    if computed is None or sent not in BYTES or sent == computed:
         return
-    if asked == "fp16":
+    if sent == "fp16":
         yield Finding(
             DTYPE,
-            f"fp16 overflows above 65504, and {own} training has no loss scale to prevent it",
-            f"Set it to {own}, or remove it.",
+            f"fp16 overflows above 65504, and {computed} training has no loss scale to prevent it",
+            f"Set it to {computed}, or remove it.",
             removal(context, DTYPE, safe=False),
             severity="warning",
         )
-    elif asked == "fp32":
+    elif sent == "fp32":
         yield Finding(
-            DTYPE, f"fp32 doubles the communication of {own} gradients", f"Remove it to send {own}."
+            DTYPE, f"fp32 doubles the communication of {computed} gradients", f"Remove it to send {computed}."
         )
-    elif own == "fp32":
+    elif computed == "fp32":
         yield Finding(
             DTYPE, "bf16 rounds fp32 gradients to 8 bits for communication", "Remove it to send fp32."
         )
@@ -214,16 +204,16 @@ def communication_type_of_sequence_parallelism(context: Context) -> Iterator[Fin
     It may come from an mpu instead of the config: without the size this is a note.
     """
     parallel = above_1(context, SEQUENCE)
-    asked = context.text(SEQUENCE_DTYPE)
+    sent = context.text(SEQUENCE_DTYPE)
     if parallel and context.text(DTYPE):
-        used = asked or "fp32"
+        used = sent or "fp32"
         yield Finding(
             DTYPE,
             f"has no effect with sequence parallelism: {SEQUENCE_DTYPE}, {used}, is used instead",
             f"Set {SEQUENCE_DTYPE} instead.",
             severity="warning",
         )
-    elif not parallel and asked and asked.lower() != "fp32":
+    elif not parallel and sent and sent.lower() != "fp32":
         yield Finding(
             SEQUENCE_DTYPE,
             "has no effect without sequence parallelism",

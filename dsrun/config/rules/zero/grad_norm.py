@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import (
-    CLIPPING,
-    OPTIMIZER,
-    ZERO,
-    device,
-    removal,
-    set_to,
-    value_or_default,
-)
+from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZERO, device, removal, value_or_default
 from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, remove, report
+from dsrun.config.rules.kinds import Table, in_range, put, remove, report
 from dsrun.config.rules.precision.modes import FP32, NAMES
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -71,15 +63,13 @@ def clipping_without_norm(context: Context) -> Iterator[Finding]:
 @rule("DS220", "warning")
 @bad({"gradient_clipping": -1}, {"gradient_clipping": -0.5, **zero(2)})
 @good({"gradient_clipping": 0}, {"gradient_clipping": 1.0})
-def negative_clipping(context: Context) -> Iterator[Finding]:
+def negative_clipping() -> Table:
     """A norm is clipped to only where it is above 0 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py).
 
     The fused fp16 optimizer of stage 0 and the pipeline behave so too (runtime/fp16/fused_optimizer.py).
     """
-    limit = context.number(CLIPPING)
-    if limit is not None and limit < 0:
-        fix = set_to(context, CLIPPING, 0, safe=True)
-        yield Finding(CLIPPING, f"is {limit:g}, which turns clipping off", "Write 0, which says so.", fix)
+    text = "is {value:g}, which turns clipping off. Write 0, which says so."
+    return in_range(CLIPPING, text, fix=put(CLIPPING, 0, safe=True), least=0)
 
 
 @rule("DS213", FAILS, since=(0, 19))

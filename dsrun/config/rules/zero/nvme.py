@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
+    AIO,
     BYTES,
     OFFLOADS,
     OPTIMIZER,
@@ -23,7 +24,7 @@ from dsrun.config.rules.common import (
 from dsrun.config.rules.examples import CPU, bf16, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, put, report
-from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
+from dsrun.config.rules.zero.offload import optimizer_in_use
 from dsrun.config.schemas import schema
 from dsrun.words import GIB, listed
 

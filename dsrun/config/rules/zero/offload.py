@@ -10,8 +10,6 @@ from dsrun.config.rules.examples import CPU, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, Fix, bad, good, rule
 from dsrun.config.rules.kinds import Table, in_range, put
 
-AIO = "aio"
-
 
 def optimizer_in_use(context: Context) -> str | None:
     """The optimizer's name in small letters; without a section HF Trainer's becomes DeepSpeedCPUAdam."""
@@ -71,10 +69,7 @@ def partial_offload_below_stage_3() -> Table:
 @rule("DS228", FAILS, since=(0, 12))
 @bad(
     {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
-    {
-        **made("AdamW", lr=1e-4, torch_adam=True),
-        **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-    },
+    {**made("AdamW", lr=1e-4, torch_adam=True), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
 )
 @good(
     {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},

@@ -50,15 +50,15 @@ COMMON_KEYS = frozenset({
 
 def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) -> list[str]:
     """Paths of keys that ask for something: not null, not "auto", and no flag at its default."""
-    found = []
+    paths = []
     for key, value in context.section(ZERO).items():
         path = f"{ZERO}.{key}"
         wanted = key in keys or (stage_3 and key.startswith("stage3_") and path != OLD_GATHER)
         default, _ = context.schema.describe(path)
         idle = value is None or value == schema.AUTO or (isinstance(value, bool) and value == default)
         if wanted and not idle and context.schema.node(path) is not None:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 @rule("DS203", "warning")

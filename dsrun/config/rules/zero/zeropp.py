@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import (
-    SCATTER,
-    STAGE,
-    ZERO,
-    above_1,
-    divisors,
-    removal,
-    set_to,
-)
+from dsrun.config.rules.common import SCATTER, STAGE, ZERO, above_1, divisors, removal, set_to
 from dsrun.config.rules.examples import zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, groups, needs, put, report, without_effect

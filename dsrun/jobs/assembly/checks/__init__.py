@@ -1,1 +1,1 @@
-"""What is checked of a job before anything is started: memory, disk, kernels, optimizer, packages, versions."""
+"""Checks of a job before anything is started: memory, disk, kernels, optimizer, packages, versions."""

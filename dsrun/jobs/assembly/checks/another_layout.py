@@ -13,18 +13,18 @@ from dsrun.jobs.assembly.checks.parallelism import ParallelSetup
 from dsrun.models import resolve
 from dsrun.models.chatglm import network_of
 from dsrun.models.tensor_parallel import SECTION
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
+from dsrun.options.table import ParallelismOptions
 
 MAY_CHANGE = ("tp", "sp")
 TOTAL = "train_batch_size"
-"""What a config of ranks that share their examples leaves out: DeepSpeed would count each of them."""
+"""Key that a config leaves out where ranks share their examples: DeepSpeed would count each of them."""
 
 
-def wanted(asked: Resolved[Any], job: Job) -> ParallelismOptions:
+def wanted(resolved: Resolved[Any], job: Job) -> ParallelismOptions:
     """The run's groups, with what the user says now."""
-    said = {name: getattr(asked.options, name) for name in MAY_CHANGE if asked.said(name)}
-    return replace(job.parallel, **said)
+    changes = {name: getattr(resolved.options, name) for name in MAY_CHANGE if resolved.said(name)}
+    return replace(job.parallel, **changes)
 
 
 def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
@@ -42,16 +42,16 @@ def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
 def check(before: Job, again: Job, checkpoint: Path | None) -> None:
     """Raise DsrunError where the run can't go on like that: what finetune refuses, and what no other ranks read."""
     if checkpoint is not None and before.parallel.pp > 1:
-        what = f"was written under {before.parallel.words}: its layers fit the same preset on as many ranks alone"
+        fault = f"was written under {before.parallel.words}: its layers fit the same preset on as many ranks alone"
         hint = f"Continue it with --preset {before.preset} --gpus {before.world_size}, as it was started."
-        raise DsrunError(what, where=str(checkpoint), hint=hint)
+        raise DsrunError(fault, where=str(checkpoint), hint=hint)
     if before.parallel == again.parallel:
         return
     setup = _setup_of(again)
     refused = parallelism.refusals(setup)
     if not refused and again.parallel.tp > 1 and setup.network is None:
-        what = "how its layers would be divided isn't known: the run says no network"
-        refused = [Problem(what, again.parallel.words, "Leave it out.")]
+        fault = "how its layers would be divided isn't known: the run says no network"
+        refused = [Problem(fault, again.parallel.words, "Leave it out.")]
     raise_all(refused)
 
 

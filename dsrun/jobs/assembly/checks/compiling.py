@@ -15,9 +15,9 @@ from dsrun import packages
 from dsrun.errors import Problem
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.declare import flag_of, select
 from dsrun.options.optimizers import MUON
-from dsrun.options.table import flag_of, select
+from dsrun.options.table import ParallelismOptions
 
 if TYPE_CHECKING:
     from dsrun.job.job import Job
@@ -55,23 +55,23 @@ def problems(
         (options.optimizer == MUON and accelerator == "cpu",
          "on CPUs Muon has torch.compile switched off, whose start takes minutes", "Take another optimizer."),
     )  # fmt: skip
-    found = [Problem(f"can't be: {what}", FLAG, hint) for bad, what, hint in known if bad]
-    yield from found
-    if not found and environ is not None:
+    refused = [Problem(f"can't be: {fault}", FLAG, hint) for bad, fault, hint in known if bad]
+    yield from refused
+    if not refused and environ is not None:
         yield from _tools(accelerator, environ)
 
 
 def resumed(job: Job, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """The same of a run that goes on, on this machine's devices or with another preset."""
+    """Problems of a run that goes on, on this machine's devices or with another preset."""
     if job.training.compile and job.zero_stage == 3:
-        what, hint = AT_STAGE_3
-        yield Problem(f"the run compiles its layers ({FLAG}): {what}", f"--preset {job.preset}", hint)
+        fault, hint = AT_STAGE_3
+        yield Problem(f"the run compiles its layers ({FLAG}): {fault}", f"--preset {job.preset}", hint)
     elif job.training.compile and job.launcher == ON_THIS_MACHINE:
         yield from _tools(job.accelerator, environ)
 
 
 def _tools(accelerator: str, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """What of the tools is missing on this machine."""
+    """The tools that this machine lacks."""
     import shutil
     import sysconfig
 

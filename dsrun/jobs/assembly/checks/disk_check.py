@@ -67,8 +67,8 @@ def check_export(job: Job, folder: Path) -> list[Problem]:
     need, room = _exported(job, setup) if setup else 0, free_bytes(folder)
     if need <= room:
         return []
-    what = f"has {size_text(room)} free, and the model needs {size_text(need)}"
-    return [Problem(what, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
+    fault = f"has {size_text(room)} free, and the model needs {size_text(need)}"
+    return [Problem(fault, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
 
 
 def setup_of(job: Job) -> Setup | None:
@@ -85,11 +85,11 @@ def setup_of(job: Job) -> Setup | None:
 
 
 def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:
-    """What the run needs in that many steps; None: enough of them for every checkpoint that it may keep."""
+    """The run's need in that many steps; None: enough of them for every checkpoint that it may keep."""
     spec = job.training
     written = (steps - 1) // spec.save_steps + spec.writes_last(steps) if steps is not None else math.inf
     checkpoints = int(min(spec.keep_checkpoints + 1, written))
-    # A better one is written while the best so far is there.
+    # A better one is written while the best so far is still there, so both have to fit.
     best = model_bytes(setup) if spec.keep_best else 0
     return Need(checkpoint_bytes(_trained(setup)), _exported(job, setup) + best, checkpoints)
 
@@ -112,9 +112,9 @@ def _exported(job: Job, setup: Setup) -> int:
 
 def _type_bytes(job: Job, setup: Setup) -> int:
     config = resolve.architecture(job.model)
-    said = str(config.get("dtype") or config.get("torch_dtype") or "")
+    name = str(config.get("dtype") or config.get("torch_dtype") or "")
     usual = 4 if job.model.source == "random" else setup.weight_bytes
-    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(said, usual)
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(name, usual)
 
 
 def total_steps(job: Job) -> int:
@@ -131,7 +131,7 @@ def total_steps(job: Job) -> int:
 
 
 def _sequences(path: Path, job: Job) -> int:
-    """What a file's rows become at most: a conversation is one sequence, or one for each of its answers.
+    """The most sequences that a file's rows become: a conversation is one sequence, or one for each of its answers.
 
     A document is as many as its characters fill: tokenizers make fewer tokens of them, but for rare scripts.
     """
@@ -142,19 +142,19 @@ def _sequences(path: Path, job: Job) -> int:
     count = 0
     for _, row in read_rows(path):
         with suppress(BadRowError):
-            found = content_of(row, data_format, columns)
-            if isinstance(found, TextDocument):
-                count += math.ceil(len(found.text) / (data.max_source_length + data.max_target_length))
+            content = content_of(row, data_format, columns)
+            if isinstance(content, TextDocument):
+                count += math.ceil(len(content.text) / (data.max_source_length + data.max_target_length))
             else:
-                count += sum(turn.trained for turn in found.turns) if apart else 1
+                count += sum(turn.trained for turn in content.turns) if apart else 1
     return count
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user can still write where a folder is, or will be made."""
+    """Bytes that this user can still write where a folder is, or will be made."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    found = os.statvfs(there)
-    return found.f_bavail * found.f_frsize
+    stat = os.statvfs(there)
+    return stat.f_bavail * stat.f_frsize
 
 
 def size_of(folder: Path) -> int:

@@ -14,7 +14,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import Problem, raise_all
 from dsrun.models import transformers_code
 from dsrun.models.liger import LAYERS, fuses_loss
-from dsrun.options.groups import ATTENTIONS, ComputeOptions
+from dsrun.options.table import ATTENTIONS, ComputeOptions
 from dsrun.versions import version
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
@@ -30,22 +30,22 @@ VOLTA = (7, 0)
 
 
 class Devices(NamedTuple):
-    """What a job's devices are. capability: of the oldest GPU; None for CPUs, or where it is not known."""
+    """A job's kind of devices. capability: of the oldest GPU; None for CPUs, or where it is not known."""
 
     accelerator: str
     capability: tuple[int, ...] | None
 
 
 def devices_of(machine: Machine, chosen: Sequence[int], *, known: bool = True) -> Devices:
-    """Of the chosen devices; known: the machine is the job's own, or stands for its hosts."""
+    """The kind of the chosen devices; known: the machine is the job's own, or stands for its hosts."""
     if machine.accelerator != "cuda":
         return Devices(machine.accelerator, None)
-    found = [gpu.compute_capability for gpu in machine.gpus if gpu.index in chosen]
-    return Devices("cuda", min(found) if known and found else None)
+    capabilities = [gpu.compute_capability for gpu in machine.gpus if gpu.index in chosen]
+    return Devices("cuda", min(capabilities) if known and capabilities else None)
 
 
 class Chosen(NamedTuple):
-    """What a job computes with."""
+    """The kernels of a job."""
 
     liger: bool = False
     """Some of liger-kernel's, for the model's type."""
@@ -109,11 +109,11 @@ def keeps_scores(wanted: str, architecture: Mapping[str, Any]) -> bool:
 def attention_problems(
     wanted: str, devices: Devices, precision: str, model_type: str | None = None
 ) -> list[Problem]:
-    """What is wrong with wanting this attention there."""
+    """Problems of a kind of attention on these devices."""
     flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn", VARLEN: "_supports_attention_backend"}
     if wanted in flags and model_type and transformers_code.supports(model_type, flags[wanted]) is False:
-        what = f"can't be: transformers has none for a model of type {model_type}"
-        return [Problem(what, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
+        fault = f"can't be: transformers has none for a model of type {model_type}"
+        return [Problem(fault, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
     if wanted != FLASH:
         return []
     why = ""

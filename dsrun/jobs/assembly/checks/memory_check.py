@@ -17,8 +17,8 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
+from dsrun.options.table import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.planner.advice import Advice, advise
 from dsrun.planner.buckets import Size, bucket_sizes
 from dsrun.planner.gpu_memory import gpu_memory
@@ -29,14 +29,14 @@ from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
 
 ALL_OF_IT = 0.98
-"""Of a plan's own size: the budget in which it is just too large."""
+"""Share of a plan's own size that makes a budget in which it is just too large."""
 AUTO = "auto"
 """The preset's name that stands for the planner's first choice."""
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision.
+    """The demands of a job on its devices: the model's config (empty where it isn't known), batch, lengths, precision.
 
     devices: one for each rank, on `nodes` hosts, as allocate.Allocation counts them. compute: its packing, and what is
     computed again. fused_loss: it is computed without logits of all tokens.
@@ -68,7 +68,7 @@ class MemoryRequest:
         return judge_divided(preset, setup, room, Layout(shares, stage=setup.stage, **asdict(self.parallel)))
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
-        """What its devices have free."""
+        """The free memory of its devices."""
         return plan_target.room_here(machine, self.devices, nvme_bytes, self.nodes)
 
     def base(self, machine: Machine) -> Setup | None:
@@ -107,12 +107,19 @@ class MemoryRequest:
         return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
 
 
-def chosen_preset(
-    request: MemoryRequest, machine: Machine, overrides: tuple[str, ...], *, nvme: bool, force: bool
-) -> tuple[str, str]:
-    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does, unless it is forced.
+def planned(
+    request: MemoryRequest,
+    machine: Machine,
+    overrides: tuple[str, ...],
+    *,
+    nvme: bool,
+    recomputed: Sequence[int] = (),
+    batches: Sequence[tuple[int, int]] = (),
+) -> search.RankedPlans:
+    """The plans of all presets on the job's devices, the best first.
 
-    nvme: whether a folder on an NVMe disk is named.
+    nvme: whether a folder on an NVMe disk is named. recomputed, batches: what may be chosen beside the preset, as
+    `search.answer` has it. Raises DsrunError for a network that the planner does not describe.
     """
     base = request.base(machine)
     if base is None:
@@ -123,15 +130,10 @@ def chosen_preset(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    found = search.answer(
-        base,
-        where,
-        request.presets(base, room),
-        overrides=overrides,
-        never=request.never(machine),
-    )
-    best, why = search.best_of(found, force=force)
-    return best.preset, why
+    return search.answer(
+        base, where, request.presets(base, room),
+        recomputed=recomputed, batches=batches, overrides=overrides, never=request.never(machine),
+    )  # fmt: skip
 
 
 def check(
@@ -165,8 +167,8 @@ def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine
     if base is None or request.parallel.group > 1:
         return {}
     room = request.room(machine)
-    found = bucket_sizes(setups.of_job(ds_config, base), room.gpu_bytes)
-    return {f"zero_optimization.{one.key}": one for one in found}
+    buckets = bucket_sizes(setups.of_job(ds_config, base), room.gpu_bytes)
+    return {f"zero_optimization.{bucket.key}": bucket for bucket in buckets}
 
 
 def answers_from_partitions(plan: Plan, gpu_bytes: float) -> bool:
@@ -191,18 +193,18 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
     Raises DsrunError where it will run out of memory and is not forced.
     """
     request = asked_by(job, placed.devices, len(placed.hosts))
-    found = check(request, job.ds_config, job.preset, placed.machine, job.fsdp) if placed.known else None
-    if found is None:
+    checked = check(request, job.ds_config, job.preset, placed.machine, job.fsdp) if placed.known else None
+    if checked is None:
         return replace(job, prediction=None), ()
-    plan, prediction = found
+    plan, prediction = checked
     if plan.verdict == OUT and not force:
         raise DsrunError([refusal(plan, placed.machine, request)])
-    told = (f"preset {job.preset} will run out of memory ({plan.reason})",) if plan.verdict == OUT else ()
-    return replace(job, prediction=prediction), told
+    notes = (f"preset {job.preset} will run out of memory ({plan.reason})",) if plan.verdict == OUT else ()
+    return replace(job, prediction=prediction), notes
 
 
 def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
-    """What a stored job asks of its devices."""
+    """The demands of a stored job on its devices."""
     return MemoryRequest(
         architecture=resolve.architecture(job.model),
         name=job.model.name,
@@ -222,9 +224,9 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
 
 def refusal(plan: Plan, machine: Machine, request: MemoryRequest) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
-    found = words.advice_text(_changes(plan, machine, request))
+    advice = words.advice_text(_changes(plan, machine, request))
     return Problem(
-        f"out of memory: {plan.reason}", f"preset {plan.preset}", f"{found} --force starts it all the same."
+        f"out of memory: {plan.reason}", f"preset {plan.preset}", f"{advice} --force starts it all the same."
     )
 
 
@@ -234,10 +236,10 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
     fields, _ = setups.preset_fields(request.presets(plan.setup, room), room, plan.setup)
     if request.parallel.group > 1:  # beside which nothing is offloaded; a pipeline has ZeRO-1 alone
         fields = {
-            name: found
-            for name, found in fields.items()
-            if found["optimizer_device"] == found["parameter_device"] == "gpu"
-            and (request.parallel.pp == 1 or found["stage"] == 1)
+            name: division
+            for name, division in fields.items()
+            if division["optimizer_device"] == division["parameter_device"] == "gpu"
+            and (request.parallel.pp == 1 or division["stage"] == 1)
         }
     bf16 = plan_target.computes_bf16(machine, request.devices)
     return advise(plan, fields, room, bf16=bf16, never=request.never(machine), judged=request.judged)
@@ -255,13 +257,13 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     request = asked_by(job, range(job.world_size), len(job.hosts))
     free = numbers["total"] - numbers.get("others", 0.0)
     machine = _cards(job, free)
-    found = check(request, job.ds_config, job.preset, machine, job.fsdp)
-    if found and found[0].verdict != OUT:
-        machine = _cards(job, free * found[0].used * ALL_OF_IT)
-        found = check(request, job.ds_config, job.preset, machine, job.fsdp)
-    if found is None or found[0].verdict != OUT or found[0].scarce != "GPU":
+    checked = check(request, job.ds_config, job.preset, machine, job.fsdp)
+    if checked and checked[0].verdict != OUT:
+        machine = _cards(job, free * checked[0].used * ALL_OF_IT)
+        checked = check(request, job.ds_config, job.preset, machine, job.fsdp)
+    if checked is None or checked[0].verdict != OUT or checked[0].scarce != "GPU":
         return None
-    return _changes(found[0], machine, request)
+    return _changes(checked[0], machine, request)
 
 
 def _cards(job: Job, free_gib: float) -> Machine:
@@ -272,7 +274,8 @@ def _cards(job: Job, free_gib: float) -> Machine:
 
 
 def prediction(plan: Plan, device: str) -> dict[str, float | str]:
-    """What the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran on."""
+    """The numbers that the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran
+    on."""
     return {
         "device": device,
         "gpu_held_bytes": plan.gpu.held,

@@ -1,4 +1,4 @@
-"""Which optimizer a fine-tune steps with, and what of that can be checked before anything starts.
+"""The optimizer of a fine-tune, and what of it can be checked before anything starts.
 
 adamw is DeepSpeed's own, from the preset, and so is muon, which has to see whole matrices: ZeRO makes them whole for it
 (runtime/zero/muon). The others step each weight by itself. DeepSpeed can't make them from its config on every device:
@@ -19,10 +19,11 @@ from dsrun.config import tree
 from dsrun.ds_config import offload_sections, zero_stage
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import flag_of
 from dsrun.options.derived import scheduled_rate
-from dsrun.options.groups import CONFIG, LR_SCHEDULES
+from dsrun.options.layers import Resolved, Source
 from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES, WHICH_ADAM
-from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.options.table import CONFIG, LR_SCHEDULES
 from dsrun.versions import version
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
 """Without it DeepSpeed takes no optimizer under ZeRO that it does not know (runtime/zero/utils.py)."""
 ANY = ("lr", "weight_decay")
-"""What every optimizer has: of another one's section only this goes on."""
+"""Parameters of every optimizer: from the section of another one only these are taken over."""
 MUON_RMS = 0.2
 """Muon's update of a matrix with c columns has an RMS of 1/sqrt(c); times this and sqrt(c) it is AdamW's, so that one
 learning rate serves both (arXiv:2502.16982, eq. 4)."""
 TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
 FUSED = "optimizer.params.fused=true"
-"""And for its one kernel."""
+"""--set's text for torch's AdamW in one kernel."""
 FIRST_ON_CPU = (2, 4)
 """torch's first release with that kernel for CPUs."""
 
@@ -50,32 +51,34 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
         return []
     option = f"--optimizer {name}"
     if name == ADAMW_8BIT and accelerator != "cuda":
-        what = "needs an NVIDIA GPU, and this job trains on CPUs"
-        return [Problem(what, option, "Leave it out: --optimizer adamw.")]
-    found, stage = [], zero_stage(ds_config)
+        fault = "needs an NVIDIA GPU, and this job trains on CPUs"
+        return [Problem(fault, option, "Leave it out: --optimizer adamw.")]
+    problems, stage = [], zero_stage(ds_config)
     if offloads(ds_config):
-        what = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
-        found.append(Problem(what, option, "Take a preset without offload, or --optimizer adamw."))
+        fault = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
+        problems.append(Problem(fault, option, "Take a preset without offload, or --optimizer adamw."))
     elif not stage and half(ds_config):
         # There an optimizer of the job's own gets another wrapper (_configure_fp16_optimizer in runtime/engine.py:
         # FP16_UnfusedOptimizer), with other loss scaling.
-        what = f"preset {preset} has no ZeRO, which in 16 bits steps only DeepSpeed's own Adam alike"
-        found.append(Problem(what, option, "Take zero1, which needs no more memory on any number of GPUs."))
+        fault = f"preset {preset} has no ZeRO, which in 16 bits steps only DeepSpeed's own Adam alike"
+        problems.append(
+            Problem(fault, option, "Take zero1, which needs no more memory on any number of GPUs.")
+        )
     elif name == MUON and stage == 3:
-        what = f"preset {preset} divides each matrix, which Muon needs whole"  # reduce_scatter, runtime/zero/stage3.py
-        found.append(Problem(what, option, "Take zero2, or --optimizer adamw."))
+        fault = f"preset {preset} divides each matrix, which Muon needs whole"  # reduce_scatter, runtime/zero/stage3.py
+        problems.append(Problem(fault, option, "Take zero2, or --optimizer adamw."))
     if name == MUON and ds_config.get("gradient_clipping"):
-        what = "clips what Muon has made of the gradient, whose norm says nothing"
-        found.append(Problem(what, "--grad-clip", "Leave it out, or --grad-clip 0."))
+        fault = "clips what Muon has made of the gradient, whose norm says nothing"
+        problems.append(Problem(fault, "--grad-clip", "Leave it out, or --grad-clip 0."))
     if name == MUON and SCHEDULER in ds_config:
-        what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
-        found.append(Problem(what, option, "Take --lr-schedule cosine."))
+        fault = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
+        problems.append(Problem(fault, option, "Take --lr-schedule cosine."))
     package = OPTIMIZERS[name].package
-    if not found and package and packages.installed_version(package) is None:
+    if not problems and package and packages.installed_version(package) is None:
         return [
             Problem(f"needs {package}, which is not installed", option, f"Install it: pip install {package}")
         ]
-    return found
+    return problems
 
 
 def with_optimizer(
@@ -137,35 +140,35 @@ def half(ds_config: Mapping[str, Any]) -> bool:
     return any(tree.get(ds_config, f"{name}.enabled") is True for name in ("bf16", "fp16"))
 
 
-def check_schedule(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions]) -> None:
+def check_schedule(ds_config: Mapping[str, Any], resolved: Resolved[FinetuneOptions]) -> None:
     """Raise DsrunError where the config's scheduler is to decide (--lr-schedule config) and there is none, or where an
     option says what it says otherwise.
     """
-    if asked.options.lr_schedule != CONFIG:
+    if resolved.options.lr_schedule != CONFIG:
         return
     if SCHEDULER not in ds_config:
         hint = f"Take one of {', '.join(name for name in LR_SCHEDULES if name != CONFIG)}."
         raise DsrunError("the config has no scheduler section", where="--lr-schedule config", hint=hint)
-    raise_all(_contradictions(ds_config, asked))
+    raise_all(_contradictions(ds_config, resolved))
 
 
-def _contradictions(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions]) -> Iterator[Problem]:
+def _contradictions(ds_config: Mapping[str, Any], resolved: Resolved[FinetuneOptions]) -> Iterator[Problem]:
     """Options of the user's that the config's scheduler leaves no room for."""
     kind = ds_config[SCHEDULER]["type"]
     rate = scheduled_rate(ds_config)
-    if rate and rate[1] != asked.options.lr:
+    if rate and rate[1] != resolved.options.lr:
         yield Problem(
-            f"--lr is {asked.options.lr:g}, and the scheduler of the config, {kind}, has {rate[0]} {rate[1]:g}",
-            str(asked.origins["lr"]),
-            f"Say it there: --set {SCHEDULER}.params.{rate[0]}={asked.options.lr:g}, or take --lr-schedule cosine.",
+            f"--lr is {resolved.options.lr:g}, and the scheduler of the config, {kind}, has {rate[0]} {rate[1]:g}",
+            str(resolved.origins["lr"]),
+            f"Say it there: --set {SCHEDULER}.params.{rate[0]}={resolved.options.lr:g}, or take --lr-schedule cosine.",
         )
-    own = asked.source("lr_schedule")
+    own = resolved.source("lr_schedule")
     for name in ("warmup_steps", "warmup_ratio"):
-        if getattr(asked.options, name) is not None and asked.source(name) >= max(own, Source.RUN_FILE):
+        if getattr(resolved.options, name) is not None and resolved.source(name) >= max(own, Source.RUN_FILE):
             flag = flag_of(FinetuneOptions, name)
             yield Problem(
                 f"{flag} is for dsrun's own schedules, and the config's scheduler, {kind}, decides",
-                str(asked.origins[name]),
+                str(resolved.origins[name]),
                 f"Say it there (--set {SCHEDULER}.params.warmup_num_steps=...), or take --lr-schedule cosine.",
             )
 
@@ -196,7 +199,7 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
         )
     kept = [key for key in (chosen.takes if same else ANY) if key in params]
     rest = {key: value for key, value in config.ds_config.items() if key != SECTION}
-    findings = [found for found in config.findings if not tree.under(found.path, SECTION)]
+    findings = [finding for finding in config.findings if not tree.under(finding.path, SECTION)]
     changed = replace(config, ds_config={**rest, UNTESTED: True}, findings=findings)
     return changed, {**chosen.defaults, **{key: params[key] for key in kept}}
 

@@ -1,4 +1,4 @@
-"""What a job's ranks need and is not there: packages, trackers' accounts, tools to compile with."""
+"""Needs of a job's ranks that are not met: packages, trackers' accounts, tools to compile with."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from dsrun.cluster.python_environment import PythonEnvironment
     from dsrun.jobs.allocation.allocation import Allocation
     from dsrun.jobs.allocation.request import ConnectionOptions
-    from dsrun.options.groups import TrackerOptions
+    from dsrun.options.table import TrackerOptions
 
 SCORE_PACKAGES = ("jieba", "nltk", "rouge_chinese")
-"""What ROUGE and BLEU are computed with (training/metrics.py)."""
+"""Packages that compute ROUGE and BLEU (training/metrics.py)."""
 
 
 def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
-    """What is needed and not installed. doing: what needs it ("training")."""
+    """Problems of packages that are needed and not installed. doing: what needs it ("training")."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if not absent:
         return []
@@ -50,8 +50,8 @@ def check_trackers(
     problems = []
     for name in options.log:
         where = f"--log {name}"
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name is no package
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name is no package
             problems.append(Problem("is not installed", where, f"Install it: {install(name)}"))
         elif name in OFFLINE and not _has_account(name, environ):
             mode, (offline, *_), login = OFFLINE[name]
@@ -77,7 +77,7 @@ def _has_account(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def absent_there(names: Sequence[str], python: PythonEnvironment) -> list[Problem]:
-    """The same of another Python."""
+    """Problems of packages that another Python lacks."""
     if not (absent := python.lacks(tuple(names))):
         return []
     hint = f"Install: {python.executable} -m pip install {' '.join(absent)}"
@@ -91,19 +91,21 @@ def check_torch_build(placed: Allocation | None, python: PythonEnvironment | Non
     import sys
 
     from dsrun import versions
-    from dsrun.cluster import probe, torch_builds
+    from dsrun.cluster import torch_builds
+    from dsrun.host.gpus import driver_version
+    from dsrun.host.toolkit import torch_build
 
     there = python.packages if python else versions.installed()
-    cuda, torch = probe.torch_build(python.path if python else sys.path)["cuda"], there.get("torch", "")
+    cuda, torch = torch_build(python.path if python else sys.path)["cuda"], there.get("torch", "")
     here = [entry for entry in placed.entries if entry.here and entry.machine] if placed and cuda else []
     gpus = [gpu for entry in here if entry.machine for gpu in entry.machine.gpus if gpu.index in entry.gpus]
     capabilities = ["{}.{}".format(*gpu.compute_capability) for gpu in gpus]
     for gpu, capability in zip(gpus, capabilities, strict=True):
         if torch_builds.left_out(capability, cuda, torch):
             build = f"torch {torch} for CUDA {cuda}"
-            what = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
-            command = torch_builds.newest(probe.driver_version(), capabilities)
-            return [Problem(what, hint=command or "Leave it out: --devices.")]
+            fault = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
+            command = torch_builds.newest(driver_version(), capabilities)
+            return [Problem(fault, hint=command or "Leave it out: --devices.")]
     return []
 
 

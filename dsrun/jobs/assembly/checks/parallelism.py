@@ -1,4 +1,5 @@
-"""Which combinations of parallelism finetune trains with: those that were compared, number by number, with one process.
+"""The combinations of parallelism that finetune trains with: those that were compared, number by number, with one
+process.
 
 Everything else is refused before the start, by the functions of RULES; the tables in docs/reference/parallelism.md are
 made by asking them, too.
@@ -17,8 +18,8 @@ from dsrun.errors import Problem
 from dsrun.jobs.assembly.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
 from dsrun.models.chatglm import network_of
-from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
+from dsrun.options.table import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.words import counted
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ SHARED = (*tensor_parallel.NETWORKS,)
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSetup:
-    """What of a fine-tune decides whether its kind of parallelism works."""
+    """The facts about a fine-tune that decide whether its kind of parallelism works."""
 
     parallel: ParallelismOptions
     devices: tuple[int, ...]
@@ -98,7 +99,7 @@ def window_of(architecture: Mapping[str, Any]) -> int | None:
 
 
 def network_fields(architecture: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a ParallelSetup a transformers config says; None for what it doesn't."""
+    """Fields of a ParallelSetup from a transformers config; None for those that it lacks."""
     heads = architecture.get("num_attention_heads")
     return {
         "network": network_of(architecture), "heads": heads,
@@ -132,7 +133,7 @@ def setup_of(
 
 
 def _zero_plus_plus(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a ParallelSetup ZeRO++'s keys say; at stage 3, where they are read."""
+    """Fields of a ParallelSetup from ZeRO++'s keys; at stage 3, where they are read."""
     zero, copies = section(ds_config, ZERO), tree.get(ds_config, SECOND_COPY)
     return {
         "second_copy": zero.get("stage") == 3 and isinstance(copies, int) and copies > 1,
@@ -147,7 +148,7 @@ def refusals(setup: ParallelSetup) -> list[Problem]:
 
 
 def notes(setup: ParallelSetup) -> list[str]:
-    """What works, and is worth a word."""
+    """Remarks on a set-up that works."""
     tp, kv_heads = setup.parallel.tp, setup.kv_heads
     if kv_heads and tp > kv_heads:
         return [
@@ -157,11 +158,12 @@ def notes(setup: ParallelSetup) -> list[str]:
 
 
 IDLE = 0.25
-"""From what share of the time on a pipeline's waiting is worth a word."""
+"""Share of the time from which a pipeline's waiting is worth a remark."""
 
 
 def idle(pp: int, micro_steps: int) -> list[str]:
-    """What ranks wait for one another, with p stages and m micro batches: (p-1)/(m+p-1) (arXiv:1811.06965)."""
+    """A remark on how long ranks wait for one another, with p stages and m micro batches: (p-1)/(m+p-1)
+    (arXiv:1811.06965)."""
     share = (pp - 1) / (micro_steps + pp - 1)
     if share < IDLE:
         return []
@@ -211,10 +213,10 @@ def _nearest(setup: ParallelSetup) -> str:
         replace(setup, parallel=ParallelismOptions(**{kind: size}))
         for size in sorted(range(2, max(setup.world_size, wanted) + 1), key=lambda size: abs(size - wanted))
     ]
-    if here := next((one for one in others if not any(_size_faults(one))), None):
+    if here := next((candidate for candidate in others if not any(_size_faults(candidate))), None):
         return f"The nearest that fits: {here.parallel.words}"
-    alone = (replace(one, devices=(one.parallel.group,)) for one in others)
-    if fewer := next((one for one in alone if not any(_size_faults(one))), None):
+    alone = (replace(candidate, devices=(candidate.parallel.group,)) for candidate in others)
+    if fewer := next((candidate for candidate in alone if not any(_size_faults(candidate))), None):
         return f"Leave it out, or take {fewer.parallel.words} on {fewer.world_size} devices"
     return "Leave it out"
 
@@ -231,15 +233,15 @@ def divided_networks(setup: ParallelSetup) -> Iterator[Problem]:
 def divided_methods(setup: ParallelSetup) -> Iterator[Problem]:
     """A prefix has keys and values of all heads, and weights in 4 bits are no matrices."""
     if setup.parallel.tp > 1 and setup.method not in ("full", "lora"):
-        what = f"can't be divided under --method {setup.method}"
-        yield Problem(what, f"--tp {setup.parallel.tp}", "Take --method lora, or leave --tp out.")
+        fault = f"can't be divided under --method {setup.method}"
+        yield Problem(fault, f"--tp {setup.parallel.tp}", "Take --method lora, or leave --tp out.")
 
 
 def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
     """Muon orthogonalises a whole matrix; 8-bit states have blocks that a part cuts otherwise."""
     if setup.parallel.tp > 1 and setup.optimizer not in ELEMENTWISE:
-        what = f"a part of a matrix is not stepped as the whole one by --optimizer {setup.optimizer}"
-        yield Problem(what, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
+        fault = f"a part of a matrix is not stepped as the whole one by --optimizer {setup.optimizer}"
+        yield Problem(fault, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
 
 
 def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
@@ -270,7 +272,7 @@ def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
     if len(sizes) < 2:
         return
     one_at_a_time = (ParallelismOptions(**{name: size}) for name, size in sizes.items())
-    near = next((one for one in one_at_a_time if not refusals(replace(setup, parallel=one))), None)
+    near = next((way for way in one_at_a_time if not refusals(replace(setup, parallel=way))), None)
     hint = "Take one of them."
     if near:
         shares = setup.world_size // near.group
@@ -284,15 +286,15 @@ def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
 def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
     """Networks whose results were compared."""
     if setup.parallel.sp > 1 and setup.network is not None and setup.network not in SHARED:
-        what = f"{setup.network} is not known to be right with its sequences divided"
-        yield Problem(what, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
+        fault = f"{setup.network} is not known to be right with its sequences divided"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
 
 
 def shared_attention(setup: ParallelSetup) -> Iterator[Problem]:
     """DeepSpeed's wrapper throws masks away: packed examples are kept apart by dsrun's own attention alone."""
     if setup.parallel.sp > 1 and setup.attention not in ("auto", "varlen"):
-        what = f"--attention {setup.attention} is not told where the examples of a divided sequence begin"
-        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --attention varlen, or leave it out.")
+        fault = f"--attention {setup.attention} is not told where the examples of a divided sequence begin"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", "Take --attention varlen, or leave it out.")
 
 
 def shared_examples(setup: ParallelSetup) -> Iterator[Problem]:
@@ -313,15 +315,15 @@ def shared_examples(setup: ParallelSetup) -> Iterator[Problem]:
 def shared_methods(setup: ParallelSetup) -> Iterator[Problem]:
     """A prefix has keys and values of no place in the sequence; QLoRA was not compared."""
     if setup.parallel.sp > 1 and setup.method not in ("full", "lora"):
-        what = f"was not tried with --method {setup.method}"
-        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --method lora, or leave --sp out.")
+        fault = f"was not tried with --method {setup.method}"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", "Take --method lora, or leave --sp out.")
 
 
 def offloading(setup: ParallelSetup) -> Iterator[Problem]:
     """Nobody has compared it yet."""
     if setup.parallel.group > 1 and setup.offload:
-        what, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
-        yield Problem(what, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
+        fault, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
+        yield Problem(fault, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
 
 
 def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
@@ -329,17 +331,17 @@ def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
     _create_zero_param_parallel_group): tp 2 on four ranks trained on, and the loss was 0.2 off after two steps.
     Quantized collectives need CUDA, and nobody has compared them there."""
     if setup.parallel.tp > 1 and setup.second_copy:
-        what = (
+        fault = (
             "ZeRO++'s second copy is put together from neighbouring ranks, which have parts of other weights"
         )
-        yield Problem(what, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
+        yield Problem(fault, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
     if setup.parallel.group > setup.parallel.pp and setup.quantized:
-        what = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
-        yield Problem(what, setup.parallel.words, "Leave those out.")
+        fault = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
+        yield Problem(fault, setup.parallel.words, "Leave those out.")
 
 
 def stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """What goes through the stages is known to be computed rightly."""
+    """Refuse models whose layers are not known to be computed rightly in stages."""
     pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
     if pp == 1:
         return
@@ -347,12 +349,14 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
         hint = f"Networks that are: {', '.join(PIPELINED)}. Without --pp, zero3 divides the weights."
         yield Problem(f"{setup.network} is not known to be right in stages", option, hint)
     if setup.window is not None and setup.window < setup.length:
-        what = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
-        yield Problem(what, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place.")
+        fault = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
+        yield Problem(
+            fault, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place."
+        )
 
 
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """What a pipeline can't be combined with, each with what it can."""
+    """Refuse the options that a pipeline can't be combined with, each with a way out."""
     known = (
         (setup.stage > 1 and not setup.offload,
          f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
@@ -377,7 +381,7 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
          "Take --generate-rows 0; dsrun evaluate RUN answers with the exported model."),
     )  # fmt: skip
     if setup.parallel.pp > 1 and not setup.fsdp:  # which is said by then
-        yield from (Problem(what, f"--pp {setup.parallel.pp}", hint) for bad, what, hint in known if bad)
+        yield from (Problem(fault, f"--pp {setup.parallel.pp}", hint) for bad, fault, hint in known if bad)
 
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]

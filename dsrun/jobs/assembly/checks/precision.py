@@ -10,7 +10,8 @@ WHERE = "--precision"
 
 
 def problems(precision: str | None, machine: Machine) -> list[Problem]:
-    """What DeepSpeed refuses at the start (_do_sanity_check in runtime/engine.py). machine: with the job's GPUs."""
+    """Problems for which DeepSpeed refuses to start (_do_sanity_check in runtime/engine.py). machine: with the job's
+    GPUs."""
     if precision != "fp16":
         return []
     if machine.accelerator == "cpu":
@@ -31,7 +32,7 @@ def problems(precision: str | None, machine: Machine) -> list[Problem]:
 
 
 def notes(precision: str | None, machine: Machine) -> tuple[str, ...]:
-    """What trains, but not as one would think: bf16 on GPUs without it."""
+    """Remarks on what trains unlike one would think: bf16 on GPUs without it."""
     if precision != "bf16" or machine.accelerator == "cpu" or machine.half_precision == "bf16":
         return ()
     old = next(gpu for gpu in machine.gpus if gpu.compute_capability < (8, 0))

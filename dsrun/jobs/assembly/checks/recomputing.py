@@ -7,29 +7,31 @@ from typing import Any
 
 from dsrun.errors import Problem
 from dsrun.models import transformers_code
-from dsrun.options.groups import NO_RECOMPUTING, SELECTIVE, ComputeOptions
-from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import NO_RECOMPUTING, SELECTIVE, ComputeOptions
 
 
 def problems(
-    asked: Resolved[Any], accelerator: str | None, architecture: Mapping[str, Any] | None = None
+    resolved: Resolved[Any], accelerator: str | None, architecture: Mapping[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """What is wrong with it there. accelerator: "cuda" or "cpu"; None where nobody knows; architecture: the model's."""
-    options: ComputeOptions = asked.options
+    """Problems of recomputing on this device and model. accelerator: "cuda" or "cpu"; None where nobody knows;
+    architecture: the model's."""
+    options: ComputeOptions = resolved.options
     way = options.activation_checkpointing
     flag = flag_of(ComputeOptions, "activation_checkpointing")
     if options.offloads_activations and accelerator == "cpu":
-        what = "activations are in host memory already: this job trains on CPUs, which pin no memory"
-        yield Problem(what, f"{flag} {way}", f"Take {flag} full.")
-    if asked.source("recompute_every") >= Source.LAB_PRESET and way != SELECTIVE:
+        fault = "activations are in host memory already: this job trains on CPUs, which pin no memory"
+        yield Problem(fault, f"{flag} {way}", f"Take {flag} full.")
+    if resolved.source("recompute_every") >= Source.LAB_PRESET and way != SELECTIVE:
         every = flag_of(ComputeOptions, "recompute_every")
-        what = f"is for {flag} {SELECTIVE}, and it is {way}"
-        yield Problem(what, every, f"Take {flag} {SELECTIVE}, or leave it out.")
+        fault = f"is for {flag} {SELECTIVE}, and it is {way}"
+        yield Problem(fault, every, f"Take {flag} {SELECTIVE}, or leave it out.")
     kind = (architecture or {}).get("model_type")
     if (
         way != NO_RECOMPUTING
         and kind
         and transformers_code.supports(kind, "supports_gradient_checkpointing") is False
     ):
-        what = f"transformers' class for a model of type {kind} has no activation checkpointing"
-        yield Problem(what, f"{flag} {way}", f"Take {flag} {NO_RECOMPUTING}.")
+        fault = f"transformers' class for a model of type {kind} has no activation checkpointing"
+        yield Problem(fault, f"{flag} {way}", f"Take {flag} {NO_RECOMPUTING}.")

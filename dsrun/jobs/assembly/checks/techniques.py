@@ -24,7 +24,7 @@ class Technique:
     asked: Callable[[Any], bool]
     """Whether a value asks for it."""
     why: str
-    """What is missing, as the end of "is ..., which"."""
+    """The need that finetune doesn't meet, as the end of "is ..., which"."""
     instead: str
 
 
@@ -100,7 +100,7 @@ TECHNIQUES = (
 def refusals(ds_config: Config, where: str) -> list[Problem]:
     """A problem for each that a config asks for. where: the preset's name or file."""
     return [
-        Problem(f"{found.path} {found.why}", where, found.instead)
-        for found in TECHNIQUES
-        if found.asked(tree.get(ds_config, found.path))
+        Problem(f"{technique.path} {technique.why}", where, technique.instead)
+        for technique in TECHNIQUES
+        if technique.asked(tree.get(ds_config, technique.path))
     ]

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dsrun.errors import Problem
 from dsrun.models.liger import LOSS, fuses_loss
 from dsrun.options import derived
-from dsrun.options.groups import ComputeOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import ComputeOptions
 
 FLAG = flag_of(ComputeOptions, "tile_tokens")
 
 
 def problems(options: ComputeOptions, network: str | None) -> Iterator[Problem]:
-    """What is wrong with asking for it. network: the model_type; None where nobody knows it yet."""
+    """Problems of a loss in tiles. network: the model_type; None where nobody knows it yet."""
     if options.tile_tokens and network is not None and not fuses_loss(network):
-        what = f"the loss of {network} is not known to be the output layer's product and nothing else"
+        fault = f"the loss of {network} is not known to be the output layer's product and nothing else"
         hint = f"Take {FLAG} 0. Networks that have such a one: {', '.join(LOSS)}."
-        yield Problem(what, f"{FLAG} {options.tile_tokens}", hint)
+        yield Problem(fault, f"{FLAG} {options.tile_tokens}", hint)
 
 
 def settled(

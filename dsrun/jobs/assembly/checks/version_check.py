@@ -9,7 +9,7 @@ from dsrun.models import resolve
 
 
 def check(job: Job, *, resumes: bool = False, force: bool = False) -> tuple[str, ...]:
-    """What is worth saying of the installed versions, a line each.
+    """Remarks on the installed versions, a line each.
 
     Raises DsrunError where the job would stop, or train on wrong gradients, because of them, unless that is forced.
     """
@@ -26,7 +26,7 @@ def check(job: Job, *, resumes: bool = False, force: bool = False) -> tuple[str,
 
 
 def circumstances(job: Job, *, resumes: bool) -> versions.Circumstances:
-    """What versions' conditions ask of a job, all of which is known of a fine-tune."""
+    """The facts about a job that versions' conditions need, all of which is known of a fine-tune."""
     zero = job.ds_config.get("zero_optimization", {})
     schedule = job.ds_config.get("scheduler", {}).get("params", {})
     return versions.Circumstances(

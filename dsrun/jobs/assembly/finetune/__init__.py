@@ -1,4 +1,4 @@
-"""From what the user asked for to a job: everything is looked at here, before anything is started or written.
+"""From the user's request to a job: everything is looked at here, before anything is started or written.
 
 A fine-tune goes through the stages of `stages`; a step makes the next one, or is refused. The other steps look at what
 they can without it, so that the user hears of everything at once.
@@ -41,13 +41,14 @@ from dsrun.jobs.assembly.finetune.stages import (
 from dsrun.jobs.assembly.finetune.tokenizer import choose_tokenizer
 from dsrun.models import resolve
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import TrackerOptions
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
+from dsrun.options.table import TrackerOptions
 
 
 @dataclass(frozen=True)
 class FinetuneRequest:
-    """What the user asked for."""
+    """The user's request for a fine-tune."""
 
     model: str
     """A name from `dsrun models`, a Hugging Face folder or a GGUF file."""

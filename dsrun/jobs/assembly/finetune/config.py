@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,21 +18,24 @@ from dsrun.data.conversations import AUTO
 from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
-from dsrun.jobs.assembly import fsdp
+from dsrun.jobs.assembly import fsdp, plan_target
 from dsrun.jobs.assembly.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.assembly.finetune import layout
-from dsrun.jobs.assembly.finetune.devices import smaller, split
+from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
+from dsrun.jobs.assembly.planning import search
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.models import peft_methods
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import AUTO_LAYOUT, CONFIG
+from dsrun.options.declare import select
+from dsrun.options.layers import Layer, Source
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Source, select
+from dsrun.options.table import AUTO_LAYOUT, CONFIG, recomputing
+from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 
@@ -48,9 +50,8 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
         placed = layered(placed, layer)
         findings.notes.append(layer.note)
     preset = placed.options.preset
-    if preset == AUTO:
-        preset, why = _choose_preset(placed)
-        findings.notes.append(why)
+    if preset == AUTO or left_to_the_planner(placed):
+        placed, preset = _choose(placed, findings)
         placed = layered(placed, *by_preset(preset))
     placed, strategy = _divided(placed, preset, findings)
     strategy = replace(strategy, sizes=_sizes(placed, strategy))
@@ -59,7 +60,7 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
 
 
 def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
-    """The same as far as it can be told without the model or the devices; None where the preset is not chosen yet.
+    """The config as far as it is known without the model or the devices; None where the preset is not chosen yet.
 
     Raises DsrunError where it can't be, wherever it is to run.
     """
@@ -92,31 +93,58 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     return requested, strategy
 
 
-def _choose_preset(placed: WithDevices) -> tuple[str, str]:
-    """--preset auto: the fastest that fits, and a line that says why; where none does, the fastest for the largest
-    micro batch with which one does. Raises DsrunError where there is none, unless it is forced."""
+def left_to_the_planner(placed: WithDevices) -> bool:
+    """Whether the planner chooses though nobody asked it to: no user, lab or recipe names a preset, it knows the
+    network, and the job's GPUs have been asked. The model file's preset is one that is likely to run anywhere."""
+    if placed.resolved.source("preset") > Source.MODEL_FILE or not placed.allocation.known:
+        return False
+    if placed.machine.accelerator != "cuda" or placed.parallel.group > 1 or placed.shape is None:
+        return False
+    own = load(placed.options.preset)
+    return own.shipped and not own.defaults and not own.fsdp
+
+
+def _choose(placed: WithDevices, findings: Findings) -> tuple[WithDevices, str]:
+    """The fastest that fits, of what nobody has given: the preset, the split of a step, what backward computes again.
+
+    Where none fits, a model file's preset stays, and the check of memory says what would help; --preset auto raises
+    DsrunError, unless it is forced.
+    """
+    named = placed.options.preset
     hint = "Name a preset: `dsrun preset` lists them."
-    if not placed.allocation.known:
+    if named == AUTO and not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
-    if placed.parallel.group > 1:
-        what = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
-        raise DsrunError(what, where="--preset auto", hint=hint)
+    if named == AUTO and placed.parallel.group > 1:
+        fault = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
+        raise DsrunError(fault, where="--preset auto", hint=hint)
     whole = split(placed)
-    for divided in () if placed.options.force else (whole, *smaller(whole)):
-        with suppress(DsrunError):  # for the whole one it is raised below
-            return _preset_for(divided, force=False)
-    return _preset_for(whole, force=placed.forced)
-
-
-def _preset_for(divided: WithDevices, *, force: bool) -> tuple[str, str]:
-    """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
-    overrides, nvme = divided.options.overrides, divided.options.nvme_path is not None
-    request = memory_request(divided)
-    return memory_check.chosen_preset(request, divided.machine, overrides, nvme=nvme, force=force)
+    splits = {step.options.micro_batch: step for step in (whole, *larger(whole), *smaller(whole))}
+    fixed = placed.resolved.source("activation_checkpointing") > Source.MODEL_FILE
+    on_gpus = placed.machine.accelerator == "cuda"
+    plans = memory_check.planned(
+        memory_request(whole), placed.machine, placed.options.overrides, nvme=placed.options.nvme_path is not None,
+        recomputed=() if fixed or not on_gpus else search.RECOMPUTED,
+        batches=[(step.options.micro_batch, step.options.micro_steps) for step in splits.values()],
+    )  # fmt: skip
+    if named != AUTO and (not plans.plans or search.settled(plans.plans).verdict == OUT):
+        return placed, named
+    best, why = search.best_of(plans, force=placed.forced)
+    step = splits[best.setup.micro_batch]
+    chosen: dict[str, Any] = {} if named == AUTO else {"preset": best.preset}
+    if best.setup.checkpointing != placed.options.recomputed:
+        chosen |= recomputing(best.setup.checkpointing)
+    step = layered(step, Layer.settled(chosen, "the fastest by the plan that fits the devices"))
+    parts = f"micro batch {step.options.micro_batch} x accumulation {step.options.grad_accum}"
+    again = {0: "nothing computed again", 1: "all layers computed again"}
+    layers = again.get(best.setup.checkpointing, f"one layer in {best.setup.checkpointing} computed again")
+    unknown = [gpu.name for gpu in placed.allocation.own_machine.gpus if not gpus.recognise(gpu.name)]
+    speeds = f"; {unknown[0]} is planned as {plan_target.USUAL_GPU}" if on_gpus and unknown else ""
+    findings.notes.append(f"{why}; {parts}, {layers}: {search.beside(best, plans.plans, named)}{speeds}")
+    return step, best.preset
 
 
 def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithConfig[WithDevices]:
-    """Where the step runs out of memory, the largest micro batch with which it doesn't, and more of them.
+    """The config with the largest micro batch that fits, and more of them, where the step would run out of memory.
 
     Not where it was asked for, nor where nothing helps: then the job is refused as it stands.
     """
@@ -143,7 +171,7 @@ def _step(options: FinetuneOptions) -> str:
 
 
 def _memory(made: WithConfig[WithDevices]) -> tuple[Plan, dict[str, float | str]] | None:
-    """What the job takes on its devices, and the prediction; None where the planner doesn't know the network."""
+    """The job's plan on its devices, and the prediction; None where the planner doesn't know the network."""
     request, preset = memory_request(made.before), made.strategy.preset
     return memory_check.check(request, made.config.ds_config, preset, made.before.machine, made.fsdp)
 
@@ -187,13 +215,13 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
 
 def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
     """The config with these sizes, and why they are so. Keys that it doesn't have stay out."""
-    there = {path: one for path, one in sizes.items() if path in config.origins}
+    there = {path: size for path, size in sizes.items() if path in config.origins}
     if not there:
         return config
     made = copy.deepcopy(config.ds_config)
-    for path, one in there.items():
-        tree.put(made, path, one.elements)
-    origins = {path: f"{Source.DERIVED.words}: {one.why}" for path, one in there.items()}
+    for path, size in there.items():
+        tree.put(made, path, size.elements)
+    origins = {path: f"{Source.DERIVED.words}: {size.why}" for path, size in there.items()}
     return replace(config, ds_config=made, origins={**config.origins, **origins})
 
 
@@ -214,7 +242,7 @@ def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any
 def parallel_setup(
     requested: Requested, preset: str, ds_config: Mapping[str, Any]
 ) -> parallelism.ParallelSetup | None:
-    """What decides whether its kind of parallelism works; None where every rank has examples of its own."""
+    """The facts that decide whether its kind of parallelism works; None where every rank has examples of its own."""
     if requested.parallel.group == 1:
         return None
     options = requested.options
@@ -225,7 +253,7 @@ def parallel_setup(
 
 
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
-    """What takes a config's place. Raises DsrunError with all that FSDP can't do."""
+    """FSDP's settings, which take a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
     refused = fsdp.refusals(chosen, preset, requested.resolved)
     raise_all([*refused, *_uncomputable(requested, preset, {})])
@@ -240,7 +268,7 @@ def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings:
 
 
 def config_options(requested: Requested, strategy: Strategy) -> Options:
-    """What the preset's config is built with."""
+    """Options with which the preset's config is built."""
     ranks, nodes = node_shape(requested.hosts) if requested.hosts else (1, 1)
     origins = {name: str(origin) for name, origin in requested.resolved.origins.items()}
     options, shape = requested.options, requested.shape
@@ -312,7 +340,7 @@ def _answer_fewer(placed: WithDevices, planned: Plan, gpu_bytes: float, findings
 
 
 def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
-    """What the job asks of its devices."""
+    """The job's demands on its devices."""
     options = placed.options
     return memory_check.MemoryRequest(
         architecture=placed.architecture, name=placed.model.name, devices=placed.allocation.devices,

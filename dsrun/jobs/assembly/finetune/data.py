@@ -15,18 +15,19 @@ from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.job.job import DataSpec, ModelSpec
 from dsrun.jobs.assembly.finetune.stages import Requested, WithModel
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
 
 DATASETS = "presets/datasets"
 
 
 class Files(NamedTuple):
-    """Where the examples are."""
+    """Files of examples."""
 
     train: tuple[Path, ...]
     evaluation: Path | None
     weights: tuple[float, ...] = ()
-    """How often the examples of each training file are in an epoch."""
+    """Weight of each training file: how often its examples are in an epoch."""
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -61,13 +62,13 @@ def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
     """The training and evaluation files; the model's own data set where the user names no file."""
     evaluation = local_file(options.eval_file, "--eval-file") if options.eval_file else None
     if options.train_file:
-        found = [weighted_file(text) for text in options.train_file]
-        if any(weight == 0 for _, weight in found):
+        weighted = [weighted_file(text) for text in options.train_file]
+        if any(weight == 0 for _, weight in weighted):
             hint = "FILE:2 takes each example twice."
             raise DsrunError("a weight has to be more than 0", where="--train-file", hint=hint)
-        weights = tuple(weight for _, weight in found)
+        weights = tuple(weight for _, weight in weighted)
         plain = all(weight == 1 for weight in weights)
-        files = tuple(local_file(path, "--train-file") for path, _ in found)
+        files = tuple(local_file(path, "--train-file") for path, _ in weighted)
         return Files(files, evaluation, () if plain else weights)
     if dataset is None:
         raise DsrunError(
@@ -94,13 +95,13 @@ def asked_format(asked: Resolved[FinetuneOptions]) -> str:
 def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
     """The data, and a line for each file whose format was found out and is not the plainest."""
     data_format = asked_format(requested.resolved)
-    found = [format_of(path, requested.columns, data_format) for path in files.all]
+    formats = [format_of(path, requested.columns, data_format) for path in files.all]
     notes = [
         f"{path} is read as {kind} (--data-format decides otherwise)"
-        for path, kind in dict(zip(files.all, found, strict=True)).items()
+        for path, kind in dict(zip(files.all, formats, strict=True)).items()
         if kind not in (data_format, PROMPT_RESPONSE)
     ]
-    for path, kind in dict(zip(files.all, found, strict=True)).items():
+    for path, kind in dict(zip(files.all, formats, strict=True)).items():
         if unread := unread_columns(keys_of(first_rows(path)), kind, requested.columns):
             notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
     first, *more = map(str, files.train)
@@ -111,7 +112,7 @@ def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
         eval_file=str(files.evaluation) if files.evaluation else None,
         more_files=tuple(more),
         weights=files.weights,
-        data_format=found[0] if len(set(found)) == 1 else data_format,
+        data_format=formats[0] if len(set(formats)) == 1 else data_format,
     )
     return spec, notes
 

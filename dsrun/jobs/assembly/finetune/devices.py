@@ -10,8 +10,8 @@ from dsrun.errors import DsrunError, Findings
 from dsrun.jobs.assembly.checks import kernels, precision, recomputing, tiles
 from dsrun.jobs.assembly.finetune.stages import Requested, S, WithDevices, layered
 from dsrun.options import derived
-from dsrun.options.groups import MICRO_BATCH_MEAN
-from dsrun.options.table import Layer, Source
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import MICRO_BATCH_MEAN
 
 
 def choose_precision(requested: S, machine: Machine, findings: Findings) -> S:
@@ -65,7 +65,7 @@ def split(requested: S) -> S:
 
 
 def smaller(requested: S) -> Iterator[S]:
-    """The same step, as `split` has divided it, in ever smaller micro batches."""
+    """The request with the same step, as `split` has divided it, in ever smaller micro batches."""
     resolved, ranks = requested.resolved, requested.shares
     if tokens := requested.options.tokens_per_batch:
         layers = derived.smaller_token_batches(resolved, tokens, requested.longest_example, ranks)
@@ -74,11 +74,21 @@ def smaller(requested: S) -> Iterator[S]:
     return (layered(requested, layer) for layer in layers)
 
 
+def larger(requested: S) -> Iterator[S]:
+    """The same step, as `split` has divided it, in larger micro batches, where nobody has given one."""
+    if requested.options.tokens_per_batch:
+        return iter(())
+    return (
+        layered(requested, layer)
+        for layer in derived.larger_micro_batches(requested.resolved, requested.shares)
+    )
+
+
 def check_token_batch(requested: Requested) -> None:
     """Refuse a budget of tokens for what depends on how many micro batches a step has."""
     if requested.architecture.get("output_router_logits"):
-        what = (
+        fault = (
             "the routers' loss is a mean over a step's micro batches, of which each step has another number"
         )
         hint = "Leave it out, or set output_router_logits to false in the model's config.json."
-        raise DsrunError(what, where="--tokens-per-batch", hint=hint)
+        raise DsrunError(fault, where="--tokens-per-batch", hint=hint)

@@ -19,8 +19,9 @@ from dsrun.jobs.assembly.checks.packages import (
 from dsrun.jobs.assembly.finetune.data import Files
 from dsrun.jobs.assembly.finetune.stages import Requested
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.options.groups import TrackerOptions
-from dsrun.options.table import Layer, Source, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import TrackerOptions
 
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
 
@@ -48,8 +49,8 @@ def check_folder(
     trackers = select(TrackerOptions, options)
     findings.problems.extend(check_trackers(trackers, requested.environ, connection))
     if requested.resolved.said("log_project") and not trackers.log:
-        what, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
-        findings.problems.append(Problem(what, "--log-project", hint))
+        fault, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
+        findings.problems.append(Problem(fault, "--log-project", hint))
     return Layer(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
 
 
@@ -59,5 +60,5 @@ def scores(job: Job) -> bool:
 
 
 def check_packages(*, scored: bool) -> list[Problem]:
-    """What a fine-tune's ranks need and is not installed. scored: held-out prompts are answered and compared."""
+    """Problems of packages that a fine-tune's ranks lack. scored: held-out prompts are answered and compared."""
     return absent_packages((*TRAINING_PACKAGES, *(SCORE_PACKAGES if scored else ())), "training")

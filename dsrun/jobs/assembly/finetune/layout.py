@@ -7,9 +7,10 @@ from dsrun.jobs.assembly import layouts
 from dsrun.jobs.assembly.checks.memory_check import MemoryRequest
 from dsrun.jobs.assembly.finetune.stages import Requested
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import flag_of
 from dsrun.options.derived import BY_LAYOUT
-from dsrun.options.groups import AUTO_LAYOUT
-from dsrun.options.table import Layer, Source, flag_of
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import AUTO_LAYOUT
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT
 
@@ -31,11 +32,11 @@ def by_layout(requested: Requested, request: MemoryRequest | None) -> Layer:
         raise DsrunError("needs GPUs and a network that the planner knows", where=WHERE, hint=hint)
     room, options = request.room(requested.machine), requested.options
     own = requested.resolved.source("activation_checkpointing") >= Source.LAB_PRESET
-    found = layouts.best_layouts(
+    marked = layouts.best_layouts(
         base, room, request.architecture, examples=options.global_batch, method=requested.peft.method,
         optimizer=options.optimizer, recomputed=(base.checkpointing,) if own else RECOMPUTED,
     )  # fmt: skip
-    running = [one for one in found if not one.refused and one.plan.verdict != OUT]
+    running = [layout for layout in marked if not layout.refused and layout.plan.verdict != OUT]
     if not running:
         hint = "`dsrun plan --layouts` shows what would; a smaller model, LoRA or more GPUs help."
         raise DsrunError("no layout fits that finetune trains", where=WHERE, hint=hint)

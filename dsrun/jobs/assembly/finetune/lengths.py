@@ -1,4 +1,4 @@
-"""How many tokens of a prompt and of a response are trained on."""
+"""The lengths of prompts and responses in training, in tokens."""
 
 from __future__ import annotations
 
@@ -14,83 +14,84 @@ from dsrun.jobs.assembly.finetune.data import Files, data_spec, with_corpus
 from dsrun.jobs.assembly.finetune.stages import WithModel, layered
 from dsrun.models.resolve import positions_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import NOTHING, Layer, Source, flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.layers import NOTHING, Layer, Source
 
 LENGTHS = ("max_source_length", "max_target_length")
 FLAGS = " and ".join(flag_of(FinetuneOptions, name) for name in LENGTHS)
 M = TypeVar("M", bound=WithModel)
 
 
-def settle_lengths(found: M, files: Files, findings: Findings) -> M:
+def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     """Tokens of prompts and responses: what is asked for, else what the examples need and the model has positions for.
 
     The reference recipe has its own. Where the tokenizer isn't here yet (a model that is still to be downloaded or
     made), this says so; what is cut is then looked at once more when the examples are prepared, before the start.
     """
-    if findings.problems or found.options.official:
-        return found
-    data, _ = data_spec(found, files)
-    folder = _tokenizer_folder(found.model, data)
-    lengths = example_lengths(data, folder, found.model.chat_template) if folder is not None else []
-    positions = positions_of(found.model)
-    open_yet = Source.BUILT_IN in (found.resolved.source(name) for name in LENGTHS)
-    found = layered(found, _needed(found, lengths, positions))
+    if findings.problems or known.options.official:
+        return known
+    data, _ = data_spec(known, files)
+    folder = _tokenizer_folder(known.model, data)
+    lengths = example_lengths(data, folder, known.model.chat_template) if folder is not None else []
+    positions = positions_of(known.model)
+    open_yet = Source.BUILT_IN in (known.resolved.source(name) for name in LENGTHS)
+    known = layered(known, _needed(known, lengths, positions))
     with collected(findings.problems):
-        found = layered(found, _within(found, positions))
-        findings.notes.extend(_cut(found, lengths))
+        known = layered(known, _within(known, positions))
+        findings.notes.extend(_cut(known, lengths))
     if folder is None and open_yet:
-        now = f"{found.options.max_source_length} + {found.options.max_target_length}"
+        now = f"{known.options.max_source_length} + {known.options.max_target_length}"
         findings.notes.append(
             f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
         )
-    return found
+    return known
 
 
-def _needed(found: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
-    """What the examples need; where they aren't known, as much as the model has positions for."""
+def _needed(known: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
+    """The lengths that the examples need; where they aren't known, as much as the model has positions for."""
     if lengths:
         fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
         return Layer(Source.DERIVED, fit, "what 99 % of the examples need")
     if positions is None:
         return NOTHING
     # Documents fill what there is.
-    most = {name: min(getattr(found.options, name), positions // 2) for name in LENGTHS}
+    most = {name: min(getattr(known.options, name), positions // 2) for name in LENGTHS}
     return Layer(Source.DERIVED, most, "the model's positions")
 
 
-def _within(found: WithModel, positions: int | None) -> Layer:
+def _within(known: WithModel, positions: int | None) -> Layer:
     """Lengths that the model has positions for. Raises DsrunError where they would have to be cut unasked."""
-    source, target = (getattr(found.options, name) for name in LENGTHS)
+    source, target = (getattr(known.options, name) for name in LENGTHS)
     if positions is None or source + target <= positions:
         return NOTHING
-    if not found.options.allow_truncation:
-        what = f"{source} + {target} tokens are more than the model's {positions} positions"
-        raise DsrunError(what, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
+    if not known.options.allow_truncation:
+        fault = f"{source} + {target} tokens are more than the model's {positions} positions"
+        raise DsrunError(fault, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
     target = min(target, max(positions // 2, positions - source))
     return Layer.settled(
         dict(zip(LENGTHS, (positions - target, target), strict=True)), "the model's positions"
     )
 
 
-def _cut(found: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
-    """What the lengths cut, in a line. Raises DsrunError where that is too much."""
+def _cut(known: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
+    """A line about what the lengths cut. Raises DsrunError where that is too much."""
     if not lengths:
         return []
-    source, target = (getattr(found.options, name) for name in LENGTHS)
-    cut = sum(one.cut(source, target) for one in lengths)
-    share, longest = cut / len(lengths), max(one.prompt + one.response for one in lengths)
+    source, target = (getattr(known.options, name) for name in LENGTHS)
+    cut = sum(length.cut(source, target) for length in lengths)
+    share, longest = cut / len(lengths), max(length.prompt + length.response for length in lengths)
     says = (
         f"{cut:,} of {len(lengths):,} examples ({share:.1%}) are longer, the longest has {longest:,} tokens"
     )
-    if share > MOST_CUT and not found.options.allow_truncation:
+    if share > MOST_CUT and not known.options.allow_truncation:
         needed = " ".join(
             f"{flag_of(FinetuneOptions, name)} {tokens}"
             for name, tokens in zip(LENGTHS, fitting(lengths, None), strict=True)
         )
-        what = f"prompts of {source} tokens and responses of {target}: {says}"
+        fault = f"prompts of {source} tokens and responses of {target}: {says}"
         hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
-        raise DsrunError(what, where=FLAGS, hint=hint)
-    if cut or found.resolved.source("max_source_length") == Source.DERIVED:
+        raise DsrunError(fault, where=FLAGS, hint=hint)
+    if cut or known.resolved.source("max_source_length") == Source.DERIVED:
         return [f"lengths: {source} tokens of a prompt, {target} of a response; {says}"]
     return []
 

@@ -1,4 +1,4 @@
-"""Which model, and whether it can be trained and exported as requested."""
+"""The choice of the model, and whether it can be trained and exported as requested."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dsrun.models import peft_methods, resolve
 def find_model(requested: Requested, findings: Findings) -> WithModel:
     """The model, and the defaults that its file and its method bring. Raises DsrunError where there is none."""
     model, defaults = resolve.resolve(requested.name, requested.options.model_path)
-    found = WithModel(**vars(requested), model=model, dataset=defaults.get("dataset"))
+    known = WithModel(**vars(requested), model=model, dataset=defaults.get("dataset"))
     own = {name: value for name, value in defaults.items() if name != "dataset"}
-    sources = precedence.of_model(model.name, own, found.shape.parameters if found.shape else None)
-    return resolved(found, sources, findings)[0]
+    sources = precedence.of_model(model.name, own, known.shape.parameters if known.shape else None)
+    return resolved(known, sources, findings)[0]
 
 
 def begin(requested: Requested, findings: Findings) -> tuple[Requested, bool]:
@@ -23,8 +23,8 @@ def begin(requested: Requested, findings: Findings) -> tuple[Requested, bool]:
     It is a `WithModel` where the model was found.
     """
     requested, _ = resolved(requested, precedence.OF_ADAPTER, findings)
-    found = findings.attempt(find_model, requested, findings)
-    return resolved(found or requested, precedence.of_strategy(requested.environ), findings)
+    known = findings.attempt(find_model, requested, findings)
+    return resolved(known or requested, precedence.of_strategy(requested.environ), findings)
 
 
 def check_model(requested: Requested, findings: Findings) -> None:

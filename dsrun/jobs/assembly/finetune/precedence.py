@@ -20,8 +20,16 @@ from dsrun.models import model_files
 from dsrun.models.peft_methods import by_adapter
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import NOTHING, Layer, Resolved, Source, SourceOfValues, from_environment, select
+from dsrun.options.declare import select
+from dsrun.options.layers import (
+    NOTHING,
+    Layer,
+    Resolved,
+    Source,
+    SourceOfValues,
+    from_environment,
+)
+from dsrun.options.table import ParallelismOptions
 
 Sources = Sequence[SourceOfValues[FinetuneOptions]]
 WITHOUT_OFFLOAD = "zero3"
@@ -31,7 +39,8 @@ OF_ADAPTER: Sources = (by_adapter,)
 
 
 def of_model(name: str, defaults: Mapping[str, Any], weights: float | None) -> Sources:
-    """What follows from the model. defaults: of its file; weights: how many it has, None where nobody knows."""
+    """Sources of values that follow from the model. defaults: of its file; weights: how many it has, None where
+    nobody knows."""
     return (
         partial(derived.by_model_file, defaults=defaults, where=model_files.file_label(name)),
         derived.by_method,  # the model's file may name the method
@@ -40,7 +49,7 @@ def of_model(name: str, defaults: Mapping[str, Any], weights: float | None) -> S
 
 
 def of_strategy(environ: Mapping[str, str]) -> Sources:
-    """What follows from how it is trained, once the model's file has said its part."""
+    """Sources of values that follow from how it is trained; they come after the model's file."""
     return (
         lambda _: from_environment(FinetuneOptions, environ, "nvme_path"),
         lambda known: by_overrides(known, known.options.overrides),

@@ -19,10 +19,11 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.assembly.checks import kernels
 from dsrun.jobs.assembly.finetune.precedence import Sources
 from dsrun.models import chatglm, resolve
-from dsrun.options import table
+from dsrun.options import layers
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions, PeftOptions
-from dsrun.options.table import Layer, Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Layer, Resolved
+from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.planner.buckets import Size
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.shape import Shape, from_config
@@ -43,7 +44,7 @@ class Requested:
     hosts: tuple[HostDevices, ...] = ()
     """With the devices of each; none where they aren't known."""
     launcher: str = ""
-    """How the hosts are reached; empty where that isn't known."""
+    """Hosts of the job; empty where they are not known."""
 
     @property
     def options(self) -> FinetuneOptions:
@@ -125,7 +126,7 @@ class Strategy:
     """The preset, and what the devices want of its config."""
 
     preset: str
-    """By its name, where it was chosen too."""
+    """The preset's name, also where dsrun chose it."""
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What they want, as --set says it, and why: no part of what was asked for; other devices want otherwise."""
     sizes: Mapping[str, Size] = field(default_factory=dict)
@@ -154,7 +155,7 @@ def layered(requested: S, *layers: Layer) -> S:
 
 def resolved(requested: S, sources: Sources, findings: Findings) -> tuple[S, bool]:
     """The stage with what sources say of its options, and whether none of them was refused."""
-    resolution = table.resolve(requested.resolved, sources)
+    resolution = layers.resolve(requested.resolved, sources)
     findings.notes.extend(resolution.notes)
     findings.problems.extend(resolution.problems)
     return replace(requested, resolved=resolution.known), not resolution.problems

@@ -1,4 +1,4 @@
-"""What the model's tokenizer gets: a chat template from a file, what that is told, and new tokens."""
+"""Additions to the model's tokenizer: a chat template from a file, its variables, and new tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dsrun.jobs.assembly.finetune.stages import WithModel
 from dsrun.models import new_tokens
 
 
-def choose_tokenizer(found: WithModel, findings: Findings) -> WithModel:
+def choose_tokenizer(known: WithModel, findings: Findings) -> WithModel:
     """The chat template and the new tokens, which are the model's from here on."""
-    model, options = found.model, found.options
-    findings.problems.extend(new_tokens.refusals(options, model, found.architecture.get("model_type")))
+    model, options = known.model, known.options
+    findings.problems.extend(new_tokens.refusals(options, model, known.architecture.get("model_type")))
     with collected(findings.problems):
         tokens = new_tokens.asked_for(options.add_special_tokens)
         model = replace(model, special_tokens=tokens)
@@ -30,7 +30,7 @@ def choose_tokenizer(found: WithModel, findings: Findings) -> WithModel:
         arguments = template_arguments(options.template_arg)
         model = replace(model, thinking=options.thinking, template_args=arguments)
         check_told(model)
-    return replace(found, model=model)
+    return replace(known, model=model)
 
 
 def check_told(model: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""What is told beside the plans: assumptions, limits, hours and money."""
+"""Remarks beside the plans: assumptions, limits, hours and money."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LOGITS_SHARE = 0.1
 """Share of a card from which on the logits are worth a word."""
 
 
-def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]:
-    """What is worth knowing beside the numbers."""
+def notes(what: PlanSubject, where: PlanTarget, ranked: RankedPlans) -> list[str]:
+    """Remarks beside the numbers."""
     lines = [*where.notes]
     if where.room.accelerator == "cpu":
         lines.append(
@@ -31,31 +31,31 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
         lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
     if what.shape.assumed:
         lines.append(f"Assumed for the model: {', '.join(what.shape.assumed)}.")
-    if found.plans and found.plans[0].setup.precision == "bf16" and not where.bf16:
+    if ranked.plans and ranked.plans[0].setup.precision == "bf16" and not where.bf16:
         own = "--precision fp16" if where.fp16 else "--precision fp32: DeepSpeed refuses fp16 on them"
         lines.append(f"These GPUs have no bf16: at best it is emulated. Theirs is {own}.")
     limit = what.shape.positions
-    length = found.plans[0].setup.seq_len if found.plans else 0
+    length = ranked.plans[0].setup.seq_len if ranked.plans else 0
     if limit and length > limit:
         lines.append(f"Rows of {length} tokens are longer than the model's {limit} positions.")
-    if where.room.host_bytes is None and found.plans:
+    if where.room.host_bytes is None and ranked.plans:
         lines.append("Host memory is not judged: no --host-memory was named.")
     if where.room.nodes > 1 and where.network_assumed:
         rate = 8 * where.room.hardware.network_gb_s
         lines.append(f"{rate:.0f} Gbit/s between nodes are assumed: say --network for theirs.")
-    for plan in found.plans:
+    for plan in ranked.plans:
         if warning := slow_network(plan.setup, where.room.hardware):
             lines.append(f"{plan.preset}: {warning}")
-    if found.plans and found.plans[0].gpu.terms["logits"] > LOGITS_SHARE * where.room.gpu_bytes:
-        size = found.plans[0].gpu.terms["logits"] / 2**30
+    if ranked.plans and ranked.plans[0].gpu.terms["logits"] > LOGITS_SHARE * where.room.gpu_bytes:
+        size = ranked.plans[0].gpu.terms["logits"] / 2**30
         lines.append(
             f"The logits take {size:.1f} GiB: a fused cross-entropy (Liger) would save nearly all of it."
         )
-    if found.plans and found.plans[0].setup.keeps_inputs:
+    if ranked.plans and ranked.plans[0].setup.keeps_inputs:
         newer = ".".join(map(str, FREES_INPUTS))
         lines.append(f"The bitsandbytes here keeps the inputs of 4-bit matrices; {newer} and later don't.")
-    if found.plans:
-        seconds = f"a factor of {found.plans[0].speed.uncertain:g}"
+    if ranked.plans:
+        seconds = f"a factor of {ranked.plans[0].speed.uncertain:g}"
         lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")
     return lines
 
@@ -74,20 +74,20 @@ class Cost:
 
 
 def cost(plan: Plan, lengths: SequenceLengths | None, price: float | None) -> Cost:
-    """What a plan's training takes. price: of a GPU for an hour.
+    """Hours and money of a plan's training. price: of a GPU for an hour.
 
     Packed sequences are taken for full; padded examples cost their batch's longest, which a row of the plan is.
     """
     setup, million = plan.setup, 1e6 * plan.seconds_per_token
     per_hour = None if price is None else price * setup.gpus
-    found = Cost(million, None if per_hour is None else per_hour * million / 3600)
+    per_million = Cost(million, None if per_hour is None else per_hour * million / 3600)
     if lengths is None:
-        return found
+        return per_million
     tokens = lengths.rows * lengths.mean
     rows = lengths.rows if setup.variable_lengths else tokens / setup.seq_len
     steps = max(1, math.ceil(rows / (setup.micro_batch * setup.grad_accum * setup.gpus)))
     hours = steps * plan.speed.seconds_per_step / 3600
     return replace(
-        found, epoch_examples=lengths.rows, epoch_tokens=tokens, epoch_steps=steps, epoch_hours=hours,
+        per_million, epoch_examples=lengths.rows, epoch_tokens=tokens, epoch_steps=steps, epoch_hours=hours,
         epoch_price=None if per_hour is None else per_hour * hours,
     )  # fmt: skip

@@ -24,17 +24,19 @@ from dsrun.jobs.assembly.planning.subjects import subject, with_model
 from dsrun.jobs.assembly.planning.words import advice_text, recomputing, title
 from dsrun.options import derived
 from dsrun.options.commands import PlanOptions, PresetOptions
-from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved
 from dsrun.planner.plan import FITS, MOST_ROWS, OUT, Plan, fastest, ranked
-from dsrun.planner.setup import Setup
+from dsrun.planner.setup import DEVICES, Setup
 
 if TYPE_CHECKING:
     from dsrun.planner.advice import Advice
 
 RECOMPUTED = (0, 2, 1)
-"""What a plan tries of activation checkpointing (Setup.checkpointing): nothing, every second layer, every layer."""
+"""Kinds of activation checkpointing that a plan tries (Setup.checkpointing): nothing, every second layer, every
+layer."""
 FASTER = 1.25
-"""From how many times as fast on a small change is worth a word."""
+"""Speed-up from which a small change is worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def answer(
         for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
     ]
     plans = ranked(
-        fastest(name, (setup.changed(**found) for setup in tried), where.room)
-        for name, found in fields.items()
+        fastest(name, (setup.changed(**division) for setup in tried), where.room)
+        for name, division in fields.items()
     )
     advice = None
     if plans and plans[0].verdict == OUT:
@@ -83,7 +85,7 @@ def answer(
 
 
 def batches(
-    asked: Resolved[PlanOptions], ranks: int
+    resolved: Resolved[PlanOptions], ranks: int
 ) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
     """The options with finetune's split of a step, the (micro batch, accumulation) that may take its place, and notes.
 
@@ -91,14 +93,14 @@ def batches(
     nearest number is planned. Raises DsrunError where what is asked for can't be divided.
     """
     notes: list[str] = []
-    options = asked.options
+    options = resolved.options
     if tokens := options.tokens_per_batch:
         longest = options.max_source_length + options.max_target_length
-        asked = asked.with_layers(derived.by_tokens(asked, tokens, longest, ranks))
-        sizes = range(asked.options.micro_batch, 0, -1)
-        return asked, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
-    parts = asked.said("micro_batch") or asked.said("grad_accum")
-    if not asked.said("global_batch") and not asked.said("grad_accum"):
+        resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
+        sizes = range(resolved.options.micro_batch, 0, -1)
+        return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
+    parts = resolved.said("micro_batch") or resolved.said("grad_accum")
+    if not resolved.said("global_batch") and not resolved.said("grad_accum"):
         unit = ranks * (options.micro_batch if parts else 1)
         near = max(1, round(options.global_batch / unit)) * unit
         if near != options.global_batch:
@@ -107,13 +109,13 @@ def batches(
                 f"{options.global_batch} examples a step can't be split by {ranks} ranks and what is asked: {near} "
                 f"are planned. dsrun finetune takes them with {flag} {near}."
             )
-            asked = asked.settled({"global_batch": near}, f"{ranks} ranks")
-    asked = asked.with_layers(derived.by_devices(asked, ranks))
-    options = asked.options
+            resolved = resolved.settled({"global_batch": near}, f"{ranks} ranks")
+    resolved = resolved.with_layers(derived.by_devices(resolved, ranks))
+    options = resolved.options
     if parts:
-        return asked, [(options.micro_batch, options.micro_steps)], notes
+        return resolved, [(options.micro_batch, options.micro_steps)], notes
     share = options.global_batch // ranks
-    return asked, [(size, share // size) for size in _divisors(share)], notes
+    return resolved, [(size, share // size) for size in _divisors(share)], notes
 
 
 def _divisors(share: int) -> list[int]:
@@ -123,7 +125,7 @@ def _divisors(share: int) -> list[int]:
 
 def faster(
     base: Setup,
-    found: RankedPlans,
+    ranked: RankedPlans,
     again: Callable[[Setup], RankedPlans],
     *,
     batch: bool = False,
@@ -134,9 +136,9 @@ def faster(
     again: the plans of another base. batch, checkpointing: whether the user fixed how a step is split, and what is
     computed again, so that no plan was made with anything else.
     """
-    if not found.plans or found.plans[0].verdict == OUT:
+    if not ranked.plans or ranked.plans[0].verdict == OUT:
         return []
-    first = found.plans[0]
+    first = ranked.plans[0]
     kinds = [
         {"a fused loss (--liger, with liger-kernel)": base.changed(fused_loss=True)},
         {"flash attention (--attention flash, or sdpa)": base.changed(flash=True)},
@@ -153,7 +155,7 @@ def faster(
     for kind in kinds:
         tried = [(text, again(setup).plans[0]) for text, setup in kind.items() if setup != base]
         fitting = [(plan.seconds_per_token, text, plan) for text, plan in tried if plan.verdict != OUT]
-        seconds, text, plan = min(fitting, key=lambda one: one[0], default=(math.inf, "", first))
+        seconds, text, plan = min(fitting, key=lambda change: change[0], default=(math.inf, "", first))
         if first.seconds_per_token > FASTER * seconds:
             gain = first.seconds_per_token / seconds
             lines.append(f"With {text} {title(plan)} would fit, {gain:.1f} times as fast.")
@@ -173,25 +175,25 @@ def _other_splits(base: Setup) -> dict[str, Setup]:
 
 
 def first_choice(
-    asked: Resolved[PresetOptions], machine: Machine, built: Options
+    resolved: Resolved[PresetOptions], machine: Machine, built: Options
 ) -> tuple[str, Options, str]:
     """The fastest preset that fits a model, the config's options it was planned with, and a line that says why.
 
     Raises DsrunError where nothing fits.
     """
-    options = asked.options
-    what = subject(options.model)
-    own = {name: value for name, value in asked.user.items() if name in entries(PlanOptions)}
+    options = resolved.options
+    fault = subject(options.model)
+    own = {name: value for name, value in resolved.user.items() if name in entries(PlanOptions)}
     own |= {"nvme": "1000TiB"} if with_environment(built)[0].nvme_path else {}
-    to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
+    to_plan = with_model(Resolved.by_user(PlanOptions, own), fault).options
     where = target(to_plan, machine)
     precision = options.precision or default_precision(where)
-    if not asked.said("activation_checkpointing"):
-        own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
+    if not resolved.said("activation_checkpointing"):
+        own_way = fault.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
         to_plan = replace(to_plan, activation_checkpointing=own_way)
-    base = base_setup(what.shape, where.room, to_plan, precision)
-    found = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
-    best, why = best_of(found)
+    base = base_setup(fault.shape, where.room, to_plan, precision)
+    ranked = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
+    best, why = best_of(ranked)
     planned = replace(
         built,
         precision=precision,
@@ -220,18 +222,70 @@ def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
 
-def best_of(found: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
-    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
-    if not found.plans:
-        raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
-    best = found.plans[0]
+TIE = 1.05
+"""Plans whose times are less than 5 % apart are equally fast as far as a plan can tell."""
+SURE = 0.99
+"""The chance from which on a plan counts as sure."""
+
+
+def settled(plans: Sequence[Plan]) -> Plan:
+    """The plan to take of those that are ranked: the first, or one that ties with it and is surer, then simpler.
+
+    Simpler: it divides and offloads less, and computes less again.
+    """
+    first = plans[0]
+    if first.verdict == OUT:
+        return first
+    ties = [
+        plan
+        for plan in plans
+        if plan.verdict != OUT and plan.seconds_per_token <= TIE * first.seconds_per_token
+    ]
+
+    def key(plan: Plan) -> tuple[float, int, int, float]:
+        setup = plan.setup
+        offload = DEVICES.index(setup.optimizer_device) + DEVICES.index(setup.parameter_device)
+        return -min(SURE, plan.chance), setup.stage, offload, plan.seconds_per_token
+
+    return min(ties, key=key)
+
+
+def best_of(ranked: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
+    """The plan to take, and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
+    if not ranked.plans:
+        raise DsrunError([Problem(why, f"preset {name}") for name, why in ranked.skipped.items()])
+    best = settled(ranked.plans)
     if best.verdict == OUT and force:
         return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
     if best.verdict == OUT:
         raise DsrunError(
-            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
+            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(ranked.advice)
         )
-    running = sum(plan.verdict != OUT for plan in found.plans)
-    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    running = [plan for plan in ranked.plans if plan.verdict != OUT]
+    many = (
+        f"the fastest of {len(running)} presets that fit" if len(running) > 1 else "the only preset that fits"
+    )
+    if best is not ranked.plans[0]:
+        better = "surer" if best.chance > ranked.plans[0].chance else "simpler"
+        many = f"as fast as {ranked.plans[0].preset}, and {better}"
     tight = "" if best.verdict == FITS else ", tightly"
     return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
+
+
+def beside(best: Plan, plans: Sequence[Plan], named: str) -> str:
+    """What a step takes by the plan, and what it would take with the next preset and with the one that is named."""
+
+    def seconds(plan: Plan) -> str:
+        return f"{plan.speed.seconds_per_step:.3g} s"
+
+    others = [plan for plan in plans if plan is not best]
+    fitting = [plan for plan in others if plan.verdict != OUT]
+    shown = fitting[:1] + [plan for plan in others if plan.preset == named and plan not in fitting[:1]]
+    words = [f"{plan.preset} {_prospect(plan, seconds(plan))}" for plan in shown]
+    return f"{seconds(best)} a step by the plan" + (f"; {', '.join(words)}" if words else "")
+
+
+def _prospect(plan: Plan, seconds: str) -> str:
+    if plan.verdict == OUT:
+        return "does not fit"
+    return seconds if plan.verdict == FITS else f"{seconds}, but fits with a chance of {plan.chance:.0%} only"

@@ -1,4 +1,4 @@
-"""What a plan judges: the batch, the lengths and the method, divided as each preset's ds_config says."""
+"""The set-ups that a plan judges: the batch, the lengths and the method, divided as each preset's ds_config says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.plan_target import PlanTarget
 from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
+from dsrun.options.table import PeftOptions
 from dsrun.planner import lora
 from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
@@ -44,7 +44,7 @@ def base_setup(
     fused_loss: bool = False,
     example: int = 0,
 ) -> Setup:
-    """What every preset is planned with: the batch, the lengths, the method.
+    """The set-up that every preset is planned with: the batch, the lengths, the method.
 
     peft: a job's, in place of the options'. flash, fused_loss: the kernels (assembly.checks.kernels). example: mean
     tokens of one, where they were measured.
@@ -107,8 +107,9 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
     least = 0 if base.precision == "fp32" else 1
     return [
         name
-        for name, found in fields.items()
-        if found["optimizer_device"] == found["parameter_device"] == "gpu" and least <= found["stage"] <= most
+        for name, division in fields.items()
+        if division["optimizer_device"] == division["parameter_device"] == "gpu"
+        and least <= division["stage"] <= most
     ]
 
 
@@ -120,7 +121,7 @@ def seq_len_of(options: PlanOptions) -> int:
 def preset_fields(
     names: Iterable[str], room: MemoryBudget, base: Setup, *, overrides: tuple[str, ...] = ()
 ) -> Divided:
-    """What each preset's finished ds_config gives a Setup, the least divided first; what was left out, and why."""
+    """Fields of a Setup from each preset's finished ds_config, the least divided first; presets left out, and why."""
     fields: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     options = Options(
@@ -135,21 +136,21 @@ def preset_fields(
     )
     for name in names:
         try:
-            found = _fields_of(name, options, room, base)
+            division = _fields_of(name, options, room, base)
         except DsrunError as error:
             skipped[name] = str(error.problems[0])
             continue
-        if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
+        if "nvme" in (division["optimizer_device"], division["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and not base.changed(**found).takes_4_bits:
+        elif base.quantized and not base.changed(**division).takes_4_bits:
             skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
         else:
-            fields[name] = found
+            fields[name] = division
     return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
 
 
 def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> dict[str, Any]:
-    """What one preset gives a Setup. Raises DsrunError where it can't be read, or doesn't fit these hosts."""
+    """Fields of a Setup from one preset. Raises DsrunError where it can't be read, or doesn't fit these hosts."""
     chosen = load(name).fsdp
     if chosen is None:
         return zero_fields(strategy(name, options))
@@ -157,8 +158,8 @@ def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> 
     from dsrun.jobs.assembly import fsdp
 
     if base.precision == "fp16" or base.optimizer not in fsdp.ABLE:
-        what = base.precision if base.precision == "fp16" else base.optimizer
-        raise DsrunError(f"FSDP doesn't train with {what}")
+        fault = base.precision if base.precision == "fp16" else base.optimizer
+        raise DsrunError(f"FSDP doesn't train with {fault}")
     hosts = [HostDevices(str(number), tuple(range(room.gpus))) for number in range(room.nodes)]
     spec = fsdp.spec_of(
         chosen,
@@ -177,7 +178,7 @@ def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> 
 
 
 def default_precision(where: PlanTarget) -> str:
-    """What finetune would train in there."""
+    """The precision in which finetune would train there."""
     none = where.room.accelerator == "cpu" or not (where.bf16 or where.fp16)
     return "fp32" if none else "bf16" if where.bf16 else "fp16"
 
@@ -189,16 +190,16 @@ def all_presets(nodes: int = 1) -> list[str]:
     Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured. On one host those
     are left out that differ from another one on several.
     """
-    found = {name: load(name) for name in catalog.files(PRESETS)}
+    presets = {name: load(name) for name in catalog.files(PRESETS)}
     return [
         name
-        for name, one in found.items()
-        if not one.fsdp and not one.defaults and (nodes > 1 or not one.for_hosts)
+        for name, preset in presets.items()
+        if not preset.fsdp and not preset.defaults and (nodes > 1 or not preset.for_hosts)
     ]
 
 
 def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
-    """By stage, then by how much is offloaded: the order in which the field tries presets."""
+    """Sort key by stage, then by how much is offloaded: the order in which people try presets."""
     offload = DEVICES.index(fields["optimizer_device"]) + DEVICES.index(fields["parameter_device"])
     return fields["stage"], offload
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models import model_files, resolve, trainable
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source, entries, flag_of, select
+from dsrun.options.declare import entries, flag_of, select
+from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
 from dsrun.planner.shape import Shape, from_config, from_numbers
 
@@ -37,8 +38,8 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
 
     Raises DsrunError for a model that is unknown, or that the planner doesn't describe.
     """
-    said = {name: getattr(options, name) for name in NUMBERS} if options else {}
-    numbers = {name: value for name, value in said.items() if value is not None}
+    given = {name: getattr(options, name) for name in NUMBERS} if options else {}
+    numbers = {name: value for name, value in given.items() if value is not None}
     if model is None:
         if "params" not in numbers:
             raise DsrunError("no model is named", hint="Name one (`dsrun models`), or give --params 6.2e9.")
@@ -72,11 +73,11 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
     return PlanSubject(name, from_config(config, where), {}, folder, config)
 
 
-def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
+def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
     """The options with what the model's file says of fine-tuning it."""
     own = {name: value for name, value in what.defaults.items() if name in entries(PlanOptions)}
     own.pop("activation_checkpointing", None)  # it is searched
-    return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
+    return resolved.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
 
 
 def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:

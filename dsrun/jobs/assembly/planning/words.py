@@ -17,15 +17,15 @@ def title(plan: Plan) -> str:
 
 
 def recomputing(setup: Setup) -> str:
-    """What of the activations is computed again, as the end of a list; empty where nothing is."""
+    """The activations that are computed again, as the end of a list; empty where nothing is."""
     if not setup.checkpointing:
         return ""
     blocks = "" if setup.checkpointing == 1 else f" of one layer in {setup.checkpointing}"
     return f", activation checkpointing{blocks}" + ", offloaded" * (setup.activations_device == "cpu")
 
 
-def advice_text(found: Advice | None) -> str:
+def advice_text(advice: Advice | None) -> str:
     """Advice in one line."""
-    if found is None:
+    if advice is None:
         return "Nothing that dsrun knows makes it fit here."
-    return f"It fits with: {'; '.join(step.text for step in found.steps)}."
+    return f"It fits with: {'; '.join(step.text for step in advice.steps)}."

@@ -22,7 +22,7 @@ from dsrun.jobs.assembly.script.source import ScriptSource
 from dsrun.jobs.assembly.script.stages import KnownScript, RankInputs, ScriptRequest, default_run_dir
 from dsrun.jobs.assembly.script.start import ask_python, check_folder, check_ranks, check_tools, is_plain
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import flag_of, select
+from dsrun.options.declare import flag_of, select
 from dsrun.words import listed
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml", ".hjson")
@@ -77,10 +77,10 @@ def _allocated(script: KnownScript, allocator: Allocator, findings: Findings) ->
     placed = allocator.allocate(select(DeviceRequest, script.options))
     findings.notes.extend(placed.notes)
     if script.source.sets_devices and placed.accelerator == "cuda":
-        what = (
+        fault = (
             "sets CUDA_VISIBLE_DEVICES itself: its ranks may leave the devices that are reserved for this job"
         )
-        findings.notes.append(f"{script.source.sets_devices} {what} ({in_words(placed.hosts)})")
+        findings.notes.append(f"{script.source.sets_devices} {fault} ({in_words(placed.hosts)})")
     return placed
 
 
@@ -103,7 +103,7 @@ def _finished(
 
 
 def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:
-    """What the script's source tells. Raises DsrunError where there is no script, or none that is Python."""
+    """The facts in the script's source. Raises DsrunError where there is no script, or none that is Python."""
     if request.options.module:
         path, root = source.module_file(request.script, [str(cwd), *sys.path])
         # Of a compiled module nothing is to be read.
@@ -129,26 +129,26 @@ def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:
         ) from error
 
 
-def _like(path: Path, said: str) -> str:
+def _like(path: Path, name: str) -> str:
     from dsrun.catalog import suggestion
 
-    if STARTERS.fullmatch(said):
+    if STARTERS.fullmatch(name):
         return "Leave it out: dsrun starts the ranks itself. The script comes first."
-    near = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    top = said.partition(".")[0]
-    if not said.endswith(".py") and top.isidentifier() and importlib.util.find_spec(top):
+    near = [file_name.name for file_name in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    top = name.partition(".")[0]
+    if not name.endswith(".py") and top.isidentifier() and importlib.util.find_spec(top):
         return "A module is run with -m."
     return suggestion(path.name, near, "") or "Check the path."
 
 
 def _own_options(request: ScriptRequest, cwd: Path) -> list[str]:
     """A note where options of dsrun stand behind the script, whose text has no such word."""
-    found = {flag: name for name in BEFORE if (flag := flag_of(LaunchOptions, name)) in request.args}
-    if not found or request.options.module:
+    options = {flag: name for name in BEFORE if (flag := flag_of(LaunchOptions, name)) in request.args}
+    if not options or request.options.module:
         return []
     text = (cwd / request.script).read_text(encoding="utf-8", errors="replace")
-    strange = [flag for flag, name in found.items() if name not in text and flag not in text]
+    strange = [flag for flag, name in options.items() if name not in text and flag not in text]
     if not strange:
         return []
-    what = f"{listed(strange)}: behind {request.script}, so given to the script"
-    return [f"{what}; dsrun's own options stand before it"]
+    fault = f"{listed(strange)}: behind {request.script}, so given to the script"
+    return [f"{fault}; dsrun's own options stand before it"]

@@ -43,10 +43,10 @@ class AccelerateFile:
     config: Path | None
     """The DeepSpeed config that it names, where there is such a file."""
 
-    def options(self, asked: LaunchOptions) -> dict[str, object]:
+    def options(self, launch_options: LaunchOptions) -> dict[str, object]:
         """Options that follow from it where the user says nothing of devices."""
-        launch, said = self.launch, (asked.gpus, asked.devices, asked.include)
-        if any(one is not None for one in said):
+        launch, given = self.launch, (launch_options.gpus, launch_options.devices, launch_options.include)
+        if any(option is not None for option in given):
             return {}
         devices = launch.given.get("gpu_ids")
         if isinstance(devices, str) and devices != "all":
@@ -55,11 +55,11 @@ class AccelerateFile:
 
     def variables(self, config: Path) -> dict[str, str]:
         """The ranks' variables. config: where the ranks find the DeepSpeed config."""
-        found = variables.variables(self.launch)
-        return found | ({variables.CONFIG_FILE: str(config)} if self.config else {})
+        settings = variables.variables(self.launch)
+        return settings | ({variables.CONFIG_FILE: str(config)} if self.config else {})
 
     def judged(self, setting: Setting) -> tuple[list[Problem], list[str]]:
-        """What is wrong with it and the config that it names, and what is worth saying."""
+        """Problems of the file and the config that it names, and remarks on them."""
         target = setting.target if setting.target in schema.FILLING else schema.ACCELERATE
         return parted(findings.validate(self.text, setting, OWN, target=target))
 
@@ -71,8 +71,8 @@ def read_file(path: Path, cwd: Path) -> AccelerateFile:
     text = ConfigText(str(path), read(cwd / path), cwd / path)
     launch = LaunchConfig(yaml_document.read(text.data, text.name).value)
     if launch.kind not in variables.STARTED:
-        what = f"distributed_type is {launch.kind}, and dsrun starts {', '.join(variables.STARTED)}"
-        raise DsrunError(what, where=f"{OPTION} {path}", hint="Start it with accelerate launch.")
+        fault = f"distributed_type is {launch.kind}, and dsrun starts {', '.join(variables.STARTED)}"
+        raise DsrunError(fault, where=f"{OPTION} {path}", hint="Start it with accelerate launch.")
     if launch.given.get("fp8_config"):
         hint = "Leave it out, or start it with accelerate launch."
         raise DsrunError("fp8_config is not handed on by dsrun", where=f"{OPTION} {path}", hint=hint)
@@ -94,7 +94,7 @@ def of_preset(config: Mapping[str, Any], file: Path) -> dict[str, str]:
 
 
 def of_fsdp_preset(chosen: FsdpPreset, options: Options) -> dict[str, str]:
-    """The same for a preset of FSDP's: version 2."""
+    """Variables for a preset of FSDP's: version 2."""
     return variables.variables(LaunchConfig(fsdp_launch(chosen, options, 2)))
 
 
@@ -122,9 +122,9 @@ def shape_problems(
             f"{file.text.name}: dsrun settles {', '.join(ignored)} itself (--master-addr, --master-port)"
         )
     if launch.machines != hosts and not by_hand:
-        what = f"num_machines is {launch.machines}, and the job has {hosts}"
+        fault = f"num_machines is {launch.machines}, and the job has {hosts}"
         hint = "Name the hosts: --hosts, --hostfile, dsrun submit --nodes N; or the devices to take here: --gpus N."
-        return [Problem(what, f"{OPTION} {file.text.name}", hint)], notes
+        return [Problem(fault, f"{OPTION} {file.text.name}", hint)], notes
     if launch.processes not in (None, ranks):
         notes.append(f"{file.text.name}: num_processes is {launch.processes}, and the job has {ranks} ranks")
     return [], notes
@@ -140,23 +140,23 @@ def cpu_problems(source: ScriptSource, env: Mapping[str, str], placed: Allocatio
         return []
     where, forced = source.accelerator, source.on_cpu or _is_on(env, variables.ON_CPU)
     if _is_on(env, USES_FSDP):
-        what = "accelerate shards on GPUs only: on CPU ranks it trains without FSDP, and says nothing"
-        return [Problem(what, where, "Take GPUs, or DEEPSPEED in place of FSDP.")]
+        fault = "accelerate shards on GPUs only: on CPU ranks it trains without FSDP, and says nothing"
+        return [Problem(fault, where, "Take GPUs, or DEEPSPEED in place of FSDP.")]
     if not where or source.reader == HF:  # the Trainer makes one of its own: trainer_problems
         return []
     if _is_on(env, USES_DEEPSPEED):
         if forced:
-            what = "accelerate drops DeepSpeed where it is told to use the CPU"
-            return [Problem(what, where, f"Leave out cpu=True and {variables.ON_CPU}.")]
+            fault = "accelerate drops DeepSpeed where it is told to use the CPU"
+            return [Problem(fault, where, f"Leave out cpu=True and {variables.ON_CPU}.")]
         if placed.world_size > 1 and not source.names_gloo:
             return [Problem("accelerate chooses no backend for CPU ranks", where, GLOO)]
     elif placed.world_size > 1 and not forced:
-        what = (
+        fault = (
             "on CPU ranks accelerate doesn't see the other ranks: each would train on all examples, by itself"
         )
         return [
             Problem(
-                what,
+                fault,
                 where,
                 f"Add --env {variables.ON_CPU}=true, or a launch config (distributed_type: MULTI_CPU).",
             )
@@ -175,8 +175,8 @@ def trainer_problems(
     alone = placed.world_size == 1 or placed.accelerator != "cpu"
     if alone or trainer is None or source.on_cpu or trainer.get("use_cpu") or _is_on(env, variables.ON_CPU):
         return []
-    what = "on CPU ranks HF Trainer doesn't see the other ranks: each would train on all examples, by itself"
-    return [Problem(what, hint="Add --use_cpu true behind the script.")]
+    fault = "on CPU ranks HF Trainer doesn't see the other ranks: each would train on all examples, by itself"
+    return [Problem(fault, hint="Add --use_cpu true behind the script.")]
 
 
 def _is_on(env: Mapping[str, str], name: str) -> bool:
@@ -185,5 +185,5 @@ def _is_on(env: Mapping[str, str], name: str) -> bool:
 
 def named_by_hand(options: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that --env and the user's environment give."""
-    said = dict(text.split("=", 1) for text in options if "=" in text)
-    return {**environ, **said}
+    given = dict(text.split("=", 1) for text in options if "=" in text)
+    return {**environ, **given}

@@ -45,23 +45,23 @@ def argument_file(args: Sequence[str], source: ScriptSource) -> str | None:
 
 def named(args: Sequence[str], source: ScriptSource, cwd: Path, by_hand: str | None) -> Named | None:
     """The config among a script's arguments; the last one where there are several, as parsers take it."""
-    found = None
+    config = None
     for place, word in enumerate(args):
         if word == "--":
             break
         option, equals, value = word.partition("=")
         if source.dotlist and option == KEY and equals:
-            found = Named(f"{KEY}=", value)
+            config = Named(f"{KEY}=", value)
         elif not (OPTION.fullmatch(option) or option == by_hand):
             continue
         elif equals:
-            found = Named(option, value)
+            config = Named(option, value)
         elif place + 1 < len(args) and _takes(option, args[place + 1], source, cwd, by_hand):
-            found = Named(option, args[place + 1])
+            config = Named(option, args[place + 1])
     file = argument_file(args, source)
-    if found is None and file is not None:
+    if config is None and file is not None:
         return _named_in(cwd / file)
-    return found
+    return config
 
 
 def _takes(option: str, value: str, source: ScriptSource, cwd: Path, by_hand: str | None) -> bool:
@@ -90,29 +90,29 @@ def way_of(
 ) -> tuple[str, ...]:
     """The words that hand a config over, before the file's name. Raises DsrunError where that can't be told."""
     if already is not None:
-        what = f"the script's arguments name a config already: {already.option} {already.file}"
-        raise DsrunError(what, where="--preset", hint="Leave one of them out.")
+        fault = f"the script's arguments name a config already: {already.option} {already.file}"
+        raise DsrunError(fault, where="--preset", hint="Leave one of them out.")
     if by_hand is not None:
         return (by_hand,)
     file = argument_file(args, source)
     if file is not None and source.dotlist:
         return (f"{KEY}=",)
     if file is not None:
-        what = f"{script} takes its arguments from {file}, and none beside it"
+        fault = f"{script} takes its arguments from {file}, and none beside it"
         hint = (
             f"Write the file with `dsrun preset NAME --for hf -o ds.json`, and name it there: {KEY}: ds.json"
         )
-        raise DsrunError(what, where="--preset", hint=hint)
+        raise DsrunError(fault, where="--preset", hint=hint)
     if source.own_config:
-        what = f"the script makes its DeepSpeed config itself ({source.own_config})"
+        fault = f"the script makes its DeepSpeed config itself ({source.own_config})"
         hint = f"Set it there. If an option takes a file nevertheless, name it: {BY_HAND} NAME"
-        raise DsrunError(what, where="--preset", hint=hint)
+        raise DsrunError(fault, where="--preset", hint=hint)
     if len(source.ways) == 1:
         return source.ways[0]
     hint = f"Name the option: {BY_HAND} NAME (NAME= where the file follows in the same word)."
     if not source.ways:
-        what = f"no option of {script} takes a DeepSpeed config, as far as its source tells"
-        raise DsrunError(what, where="--preset", hint=hint)
+        fault = f"no option of {script} takes a DeepSpeed config, as far as its source tells"
+        raise DsrunError(fault, where="--preset", hint=hint)
     ways = " or ".join(f"{' '.join(way)} FILE" for way in source.ways)
     raise DsrunError(
         f"{script} takes a DeepSpeed config in several ways: {ways}", where="--preset", hint=hint
@@ -134,19 +134,19 @@ def setting(
     trainer: dict[str, Any] | None,
     python: PythonEnvironment | None,
 ) -> Setting:
-    """What a config is judged for; placed: None where that is not known. python: the ranks' own."""
+    """The surroundings that a config is judged for; placed: None where that is not known. python: the ranks' own."""
     there = python.packages if python else installed()
-    found = Setting(
+    surroundings = Setting(
         target=target or "deepspeed",
         trainer=trainer if target == HF else None,
         versions=there,
         **_version(there.get("deepspeed", "")),
     )
     if placed is None:
-        return found
+        return surroundings
     gpus = placed.machine.gpus if placed.accelerator == "cuda" else ()
     return replace(
-        found,
+        surroundings,
         world_size=placed.world_size,
         nodes=len(placed.hosts),
         device=placed.accelerator,
@@ -165,7 +165,7 @@ def _version(text: str) -> dict[str, Any]:
 
 
 def trainer_of(args: Sequence[str], source: ScriptSource) -> dict[str, Any] | None:
-    """What the arguments say to the Trainer; None where they are not all that says it."""
+    """The Trainer's arguments, from the command line; None where that doesn't have all of them."""
     if not source.plain_arguments or argument_file(args, source):
         return None
     known, pairs = trainer_args.names(), []
@@ -184,9 +184,11 @@ def trainer_of(args: Sequence[str], source: ScriptSource) -> dict[str, Any] | No
         return None  # the Trainer says it better
 
 
-def judged(data: bytes, name: str, found: Setting, target: str | None) -> tuple[list[Problem], list[str]]:
-    """What is wrong with a config, and what is worth saying of it."""
-    return parted([validate(data, name, found, target=target)])
+def judged(
+    data: bytes, name: str, surroundings: Setting, target: str | None
+) -> tuple[list[Problem], list[str]]:
+    """Problems of a config, and remarks on it."""
+    return parted([validate(data, name, surroundings, target=target)])
 
 
 def parted(results: Iterable[ValidationResult]) -> tuple[list[Problem], list[str]]:
@@ -204,11 +206,11 @@ def parted(results: Iterable[ValidationResult]) -> tuple[list[Problem], list[str
 
 
 def judged_file(
-    config: Named, cwd: Path, found: Setting, target: str | None
+    config: Named, cwd: Path, surroundings: Setting, target: str | None
 ) -> tuple[list[Problem], list[str]]:
-    """The same of the config that the arguments name. Raises DsrunError where it can't be read."""
+    """Problems of the config that the arguments name, and remarks on it. Raises DsrunError where it can't be read."""
     name, content = _content(config, cwd)
-    return judged(content, name, found, target)
+    return judged(content, name, surroundings, target)
 
 
 def precision_of(config: Named, cwd: Path, trainer: Mapping[str, Any] | None) -> str | None:

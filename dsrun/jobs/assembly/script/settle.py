@@ -23,7 +23,8 @@ from dsrun.jobs.assembly.script.config import Named
 from dsrun.jobs.assembly.script.source import ACCELERATE, DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.assembly.script.stages import KnownScript, RankInputs, ScriptRequest, judge
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import Source, flag_of, select
+from dsrun.options.declare import flag_of, select
+from dsrun.options.layers import Source
 
 FOR_PRESET = ("micro_batch", "grad_accum", "grad_clip", "precision", "nvme_path", "lr")
 """Options that only --preset has a use for, besides --set."""
@@ -38,15 +39,15 @@ def without_preset(request: ScriptRequest) -> list[Problem]:
         flag_of(LaunchOptions, name) for name in names if request.asked.source(name) == Source.COMMAND_LINE
     ]
     hint = "Name a preset, or write it into the script's own config."
-    what = "says something of a preset's config, and there is no --preset"
-    return [Problem(what, option, hint) for option in used]
+    fault = "says something of a preset's config, and there is no --preset"
+    return [Problem(fault, option, hint) for option in used]
 
 
 def read_accelerate(script: KnownScript, path: Path) -> KnownScript:
     """With the launch config that is named, and the devices that follow from it."""
     if script.options.preset is not None:
-        what = "a launch config and a preset both say how it is trained"
-        raise DsrunError(what, where=f"{accelerate.OPTION}, --preset", hint="Leave one of them out.")
+        fault = "a launch config and a preset both say how it is trained"
+        raise DsrunError(fault, where=f"{accelerate.OPTION}, --preset", hint="Leave one of them out.")
     file = accelerate.read_file(path, script.cwd)
     asked = script.request.asked.settled(file.options(script.options), str(path))
     return replace(script, accelerate=file, request=replace(script.request, asked=asked))
@@ -129,8 +130,8 @@ def _check_fsdp_options(script: KnownScript) -> None:
     """Raise DsrunError for options that only a DeepSpeed config has a use for."""
     names = [name for name in (*FOR_PRESET, "overrides") if name != "precision"]
     if used := [flag_of(LaunchOptions, name) for name in names if script.request.asked.said(name)]:
-        what = f"FSDP has no config for {', '.join(used)}: the script says it itself"
-        raise DsrunError(what, where=f"--preset {script.options.preset}", hint="Leave it out.")
+        fault = f"FSDP has no config for {', '.join(used)}: the script says it itself"
+        raise DsrunError(fault, where=f"--preset {script.options.preset}", hint="Leave it out.")
 
 
 def _settle_accelerate(
@@ -142,8 +143,8 @@ def _settle_accelerate(
 ) -> RankInputs:
     """The launch config judged, and its variables."""
     if named is not None:
-        what = f"the script's arguments name a config, too: {named.option} {named.file}"
-        raise DsrunError(what, where=f"{accelerate.OPTION} {file.text.name}", hint="Leave one of them out.")
+        fault = f"the script's arguments name a config, too: {named.option} {named.file}"
+        raise DsrunError(fault, where=f"{accelerate.OPTION} {file.text.name}", hint="Leave one of them out.")
     reader = script.source.reader
     if reader not in (HF, ACCELERATE):
         findings.notes.append(f"{script.request.script} makes no Accelerator, as far as its source tells")

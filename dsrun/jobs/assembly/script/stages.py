@@ -1,4 +1,4 @@
-"""What the user asked for, and a script's job on its way: what is known of the script, and what its ranks get."""
+"""The stages of a script's job: the user's request, the known script, and the inputs of its ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dsrun.job import run_folder
 from dsrun.jobs.assembly.script.accelerate import AccelerateFile
 from dsrun.jobs.assembly.script.source import ScriptSource
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 
 @dataclass(frozen=True)
 class ScriptRequest:
-    """What the user asked for."""
+    """The user's request to run a script."""
 
     script: str
     """A file, or a module's name where the options say so."""
     args: tuple[str, ...]
-    """What follows it, which is its own."""
+    """The script's own arguments."""
     asked: Resolved[LaunchOptions]
     again: bool = False
     """The script was started in that folder before, and is started there again."""
@@ -50,7 +50,7 @@ class KnownScript:
 
     @property
     def config_file(self) -> Path:
-        """Where the ranks find the config that they get."""
+        """The file in which the ranks find their config."""
         return self.run_dir / run_folder.CONFIG
 
     @property
@@ -60,7 +60,7 @@ class KnownScript:
 
 @dataclass(frozen=True, kw_only=True)
 class RankInputs:
-    """What the ranks get."""
+    """Arguments, config and variables of the ranks."""
 
     args: tuple[str, ...]
     """The script's arguments, with a preset's config among them."""
@@ -71,7 +71,7 @@ class RankInputs:
 
 
 def judge(options: LaunchOptions, problems: Iterable[Problem], findings: Findings) -> None:
-    """What is wrong with a config refuses the job, unless it is forced."""
+    """Let a config's problems refuse the job, unless it is forced."""
     if options.force:
         findings.notes.extend(f"{problem} (started all the same: --force)" for problem in problems)
     else:
@@ -79,6 +79,6 @@ def judge(options: LaunchOptions, problems: Iterable[Problem], findings: Finding
 
 
 def default_run_dir(request: ScriptRequest) -> Path:
-    """Where a run lies unless the user says so: below runs/ in the folder that dsrun is called in."""
+    """The default folder of a run: below runs/ in the folder that dsrun is called in."""
     name = request.script.rpartition(".")[2] if request.options.module else Path(request.script).stem
     return Path("runs") / run_folder.stamped(name)

@@ -1,4 +1,4 @@
-"""What starts the ranks and whether all is there for them: the Python, the packages, the folder."""
+"""The start of the ranks, and whether all is there for them: the Python, the packages, the folder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from dsrun.options import derived
 from dsrun.options.commands import LaunchOptions
 
 LAUNCHER = ("torch", "deepspeed")
-"""What DeepSpeed's launcher needs of this Python, whichever runs the script."""
+"""Packages of this Python that DeepSpeed's launcher needs, whichever runs the script."""
 JUDGED = ("torch", "deepspeed", "transformers", "accelerate")
-"""Of what a script imports, what is looked for before the start: it may do without others."""
+"""Imports of a script that are looked for before the start: it may do without others."""
 
 
 def ask_python(options: LaunchOptions, cwd: Path) -> PythonEnvironment | None:
@@ -46,7 +46,7 @@ def ask_python(options: LaunchOptions, cwd: Path) -> PythonEnvironment | None:
 def check_ranks(
     script: KnownScript, inputs: RankInputs, placed: Allocation | None, findings: Findings
 ) -> RankInputs:
-    """What the user says of a variable stands before a file's; and what CPU ranks do with them."""
+    """The inputs without variables that the user sets by hand; problems of CPU ranks with them are noted."""
     by_hand = accelerate.named_by_hand(script.options.env, {})
     env = {name: value for name, value in inputs.env.items() if name not in by_hand}
     if placed:
@@ -73,32 +73,32 @@ def is_plain(script: KnownScript, inputs: RankInputs, placed: Allocation | None,
 
 
 def check_tools(
-    script: KnownScript, found: Mapping[str, Any], placed: Allocation, findings: Findings
+    script: KnownScript, ds_config: Mapping[str, Any], placed: Allocation, findings: Findings
 ) -> None:
     """Whether the devices compute in the config's precision, and its operators can be compiled."""
-    findings.problems.extend(precision.problems(derived.precision_of(found), placed.own_machine))
+    findings.problems.extend(precision.problems(derived.precision_of(ds_config), placed.own_machine))
     if script.python is None:  # what another Python has compiled isn't known
-        check_operators(found, placed.accelerator, script.environ)
+        check_operators(ds_config, placed.accelerator, script.environ)
 
 
 def check_folder(script: KnownScript, placed: Allocation | None, findings: Findings, *, plain: bool) -> None:
     """The run's folder, and what is installed."""
     run_dir = script.run_dir
     with collected(findings.problems):
-        found = _check_again(script.request, run_dir) if script.request.again else check_new(run_dir)
-        findings.problems.extend(found)
+        problems = _check_again(script.request, run_dir) if script.request.again else check_new(run_dir)
+        findings.problems.extend(problems)
     findings.problems.extend(check_packages(script, plain=plain))
     findings.problems.extend(check_torch_build(placed, script.python))
 
 
 def check_packages(script: KnownScript, *, plain: bool) -> list[Problem]:
-    """What the ranks need and is not installed: of the script's imports what is judged, and DeepSpeed's launcher."""
+    """Problems of packages that the ranks lack: imports of the script (JUDGED), and DeepSpeed's launcher."""
     names = [name for name in JUDGED if name in (script.source.imports or ())]
     names += [ACCELERATE] if script.accelerate and ACCELERATE not in names else []
-    found = [] if plain else absent_packages(LAUNCHER, "launching")
+    missing = [] if plain else absent_packages(LAUNCHER, "launching")
     if script.python:
-        return [*found, *absent_there(names, script.python)]
-    return found or absent_packages(names, "launching")
+        return [*missing, *absent_there(names, script.python)]
+    return missing or absent_packages(names, "launching")
 
 
 def check_new(run_dir: Path) -> list[Problem]:

@@ -24,28 +24,28 @@ BEHIND, CROSSED, DIFFERS, NOT_BEGUN, ALL_CAME, NO_DUMP = (
     "and all others began, and none ended,",
     "left no dump, and is waited for at",
 )
-"""What is told of a rank; signatures (nccl.toml) know these words."""
+"""Words for how a rank stands; signatures (nccl.toml) know them."""
 MOST_NAMED = 16
-"""Ranks that are listed."""
+"""Ranks that a line lists."""
 HAS_TO_DIFFER = frozenset(
     {"send", "recv", "gather", "scatter", "broadcast", "reduce", "all_to_all", "ALLTOALL"}
 )
-"""Collectives to which ranks may bring other shapes."""
+"""Collectives whose shapes may differ between ranks."""
 
 
 class Standing(NamedTuple):
-    """What is told of a rank."""
+    """How a rank stands at a collective."""
 
     rank: int
     what: str
     collective: Collective
-    """The one in question, as a rank that waits there enqueued it (of one that differs its own)."""
+    """The collective in question, as a rank that waits there enqueued it (where ranks differ, this rank's own)."""
     waiting: tuple[int, ...] = ()
     """Ranks that wait there."""
     last: Collective | None = None
-    """The last one that this rank enqueued in the group."""
+    """The last collective that this rank enqueued in the group."""
     group: str = ""
-    """What the group is for."""
+    """The group's purpose, as the program names it."""
 
     def __str__(self) -> str:
         at = self.collective
@@ -60,37 +60,41 @@ class Standing(NamedTuple):
 
 
 def compare(records: Sequence[RankRecord]) -> list[Standing]:
-    """What is told of the ranks that something is wrong with, the likeliest to blame first; none where all is well."""
+    """Ranks that something is wrong with, the likeliest to blame first; none where all is well."""
     by_rank = {record.rank: record for record in records}
-    standing = {rank: one for rank, record in by_rank.items() if (one := _oldest_pending(record))}
-    missing = {rank: _missing(by_rank, rank, one) for rank, one in standing.items()}
+    standing = {rank: pending for rank, record in by_rank.items() if (pending := _oldest_pending(record))}
+    missing = {rank: _missing(by_rank, rank, pending) for rank, pending in standing.items()}
+    # The order matters: who hasn't come holds up all others, whatever these bring; only among ranks that have come can
+    # their collectives differ; and only if all brought the same can a device or the network be to blame.
     return (
         _behind(by_rank, standing, missing) or _differing(by_rank, standing) or _on_devices(by_rank, standing)
     )
 
 
 def _oldest_pending(record: RankRecord) -> Collective | None:
-    return next((one for one in record.collectives if one.pending), None)
+    return next((collective for collective in record.collectives if collective.pending), None)
 
 
 def members(records: Mapping[int, RankRecord], group: str) -> list[int]:
-    """The ranks of a group, in its own order; of one that no dump lists those that used it.
+    """The ranks of a group, in its own order; those that used it where no dump lists the group.
 
-    Gloo's dumps list the default group under an empty name."""
+    Gloo's dumps list the default group under an empty name.
+    """
     for record in records.values():
-        if found := record.groups.get(group) or (len(record.groups) == 1 and record.groups.get("")):
-            return sorted(found)
-    return sorted(rank for rank, one in records.items() if _last(one, group))
+        if ranks := record.groups.get(group) or (len(record.groups) == 1 and record.groups.get("")):
+            return sorted(ranks)
+    return sorted(rank for rank, record in records.items() if _last(record, group))
 
 
 def _last(record: RankRecord | None, group: str) -> Collective | None:
-    """The last one of a group that a rank enqueued."""
-    own = [one for one in record.collectives if one.group == group and not one.by_pair] if record else []
-    return max(own, key=lambda one: one.number, default=None)
+    """The last collective of a group that a rank enqueued."""
+    enqueued = record.collectives if record else ()
+    in_group = (collective for collective in enqueued if collective.group == group and not collective.by_pair)
+    return max(in_group, key=lambda collective: collective.number, default=None)
 
 
 def _missing(records: Mapping[int, RankRecord], rank: int, at: Collective) -> list[int]:
-    """Whom a rank waits for."""
+    """The ranks that a rank waits for."""
     ranks = members(records, at.group)
     if at.by_pair:
         return _missing_sender(records, rank, ranks, at)
@@ -105,12 +109,16 @@ def _missing(records: Mapping[int, RankRecord], rank: int, at: Collective) -> li
 def _missing_sender(
     records: Mapping[int, RankRecord], rank: int, ranks: Sequence[int], at: Collective
 ) -> list[int]:
-    """Of a recv the rank that has not sent so often."""
+    """The rank that a recv waits for, where it has sent less often than that."""
     if at.peer is None or at.peer >= len(ranks) or rank not in ranks:
         return []
     sender, name = ranks[at.peer], f"send {at.peer}->{ranks.index(rank)}"
     sent = records[sender].collectives if sender in records else ()
-    return [] if any(one.name == name and one.number >= at.number for one in sent) else [sender]
+    return (
+        []
+        if any(collective.name == name and collective.number >= at.number for collective in sent)
+        else [sender]
+    )
 
 
 def _behind(
@@ -118,56 +126,60 @@ def _behind(
     standing: Mapping[int, Collective],
     missing: Mapping[int, Sequence[int]],
 ) -> list[Standing]:
-    """Ranks that are waited for: those that wait for nobody themselves; where all do, they wait crosswise."""
+    """Ranks that others wait for: those that wait for nobody themselves; where all do, they wait crosswise."""
     awaited = Counter(other for others in missing.values() for other in others)
     silent = [rank for rank in awaited if rank not in records]
-    if len(silent) > len(records):  # they lie elsewhere, and say nothing here
+    if len(silent) > len(records):  # most of the job's dumps are elsewhere: a missing one says nothing here
         awaited = Counter({rank: count for rank, count in awaited.items() if rank in records})
     free = [rank for rank in awaited if not missing.get(rank)]
     ordered = sorted(free or awaited, key=lambda rank: (rank not in records, -awaited[rank], rank))
-    found = []
+    standings = []
     for rank in ordered:
         waiting = [other for other, others in missing.items() if rank in others]
-        at = min((standing[other] for other in waiting), key=lambda one: one.created)
-        what = NO_DUMP if rank not in records else BEHIND if free else CROSSED
+        at = min((standing[other] for other in waiting), key=lambda collective: collective.created)
+        fault = NO_DUMP if rank not in records else BEHIND if free else CROSSED
         last = _last(records.get(rank), at.group)
-        found.append(Standing(rank, what, at, tuple(sorted(waiting)), last, _name(records, at.group)))
-    return found
+        standings.append(Standing(rank, fault, at, tuple(sorted(waiting)), last, _name(records, at.group)))
+    return standings
 
 
 def _differing(records: Mapping[int, RankRecord], standing: Mapping[int, Collective]) -> list[Standing]:
-    """Ranks whose collective is another than that of most, where they stand."""
-    found = []
+    """Ranks whose collective differs from that of most, where they stand."""
+    standings = []
     for group, number in dict.fromkeys(
-        (one.group, one.number) for one in standing.values() if not one.by_pair
+        (collective.group, collective.number) for collective in standing.values() if not collective.by_pair
     ):
         here = {
-            rank: one
-            for rank, one in standing.items()
-            if (one.group, one.number, one.by_pair) == (group, number, False)
+            rank: collective
+            for rank, collective in standing.items()
+            if (collective.group, collective.number, collective.by_pair) == (group, number, False)
         }
         counts = Counter(map(_kind, here.values()))
         usual = counts.most_common(1)[0][0]
-        odd = [rank for rank, one in here.items() if _kind(one) != usual]
+        odd = [rank for rank, collective in here.items() if _kind(collective) != usual]
         others = tuple(sorted(set(here) - set(odd)))
-        found += [
+        standings += [
             Standing(rank, DIFFERS, here[rank], others, here[others[0]], _name(records, group))
             for rank in odd
         ]
-    return found
+    return standings
 
 
-def _kind(one: Collective) -> tuple[str, str]:
-    return one.name, "" if one.name.lstrip("_") in HAS_TO_DIFFER else one.sizes
+def _kind(collective: Collective) -> tuple[str, str]:
+    return collective.name, "" if collective.name.lstrip("_") in HAS_TO_DIFFER else collective.sizes
 
 
 def _on_devices(records: Mapping[int, RankRecord], standing: Mapping[int, Collective]) -> list[Standing]:
-    """All ranks came: who has not begun, where others have; else that all began. Gloo tells neither."""
+    """The ranks whose device has not begun, where all have come; else that all began. Gloo records neither."""
     if not standing:
         return []
-    at = min(standing.values(), key=lambda one: one.created)
-    here = {rank: one for rank, one in standing.items() if (one.group, one.number) == (at.group, at.number)}
-    began = tuple(sorted(rank for rank, one in here.items() if one.state == "started"))
+    at = min(standing.values(), key=lambda collective: collective.created)
+    here = {
+        rank: collective
+        for rank, collective in standing.items()
+        if (collective.group, collective.number) == (at.group, at.number)
+    }
+    began = tuple(sorted(rank for rank, collective in here.items() if collective.state == "started"))
     if not began or len(here) < len(members(records, at.group)):
         return []
     name = _name(records, at.group)

@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 MOST_BYTES = 64 << 20
-"""Of a dump: one of 2000 collectives has about 5 MB."""
+"""Largest dump that is read: one of 2000 collectives has about 5 MB."""
 VALUES = frozenset(
     {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE",
      "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
@@ -67,7 +67,7 @@ class _Machine:
             self._gather(name, argument, at)
 
     def _gather(self, name: str, argument: Any, at: int) -> None:
-        """What lies on the stack becomes part of a container."""
+        """Put values from the stack into a container."""
         if name in TUPLES:
             items = self.stack[-TUPLES[name] :]
             del self.stack[-TUPLES[name] :]
@@ -81,11 +81,13 @@ class _Machine:
             items = [self.stack.pop(-2), self.stack.pop()] if name == "SETITEM" else self._marked()
             _into(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         else:
-            what = f" ({str(argument)[:80]})" if argument is not None else ""
-            raise DsrunError(f"is no dump of data: {name}{what} at byte {at} would run code, and is not read")
+            fault = f" ({str(argument)[:80]})" if argument is not None else ""
+            raise DsrunError(
+                f"is no dump of data: {name}{fault} at byte {at} would run code, and is not read"
+            )
 
     def _marked(self) -> list[Any]:
-        """What lies above the last mark."""
+        """Take the values above the last mark from the stack."""
         since = self.marks.pop()
         items = self.stack[since:]
         del self.stack[since:]

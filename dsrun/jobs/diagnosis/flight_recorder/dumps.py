@@ -17,42 +17,42 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.diagnosis.flight_recorder import data_pickle
 
 NAME = re.compile(r"(?:trace|recorder|dump)[\w.-]{0,60}?rank[-_.]?(\d{1,6})(?:\.json)?$")
-"""Of a dump: "nccl_trace_rank_3", "comm_lib_trace_rank_3" and what dsrun calls it."""
+"""File name of a dump: "nccl_trace_rank_3", "comm_lib_trace_rank_3" and dsrun's own."""
 DIGITS = re.compile(r"(\d{1,6})(?:\.json)?$")
 HEAD = 4096
-"""Bytes in which a dump is known as one."""
+"""Bytes at a file's beginning by which a dump is recognised."""
 PEER = re.compile(r":(?P<what>send|recv) \d{1,6}(?:->|<-)(?P<peer>\d{1,6})$")
 DONE = "completed"
 LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<")
 
 
 class Collective(NamedTuple):
-    """One that a rank enqueued."""
+    """A collective that a rank enqueued."""
 
     group: str
     """Its process group's name."""
     number: int
-    """Which of the group's it is, from 1; of a send or recv which of that pair's."""
+    """Its number in the group, from 1; of a send or recv in that pair of ranks."""
     name: str
-    """"all_reduce"; of a send or recv with both ranks."""
+    """"all_reduce"; for a send or recv with both ranks."""
     sizes: str
-    """Shapes of what goes in, and its type."""
+    """Shapes and type of its inputs."""
     state: str
     """"scheduled", "started" or "completed"."""
     pending: bool
-    """Whether it had not ended when this was written."""
+    """Whether it had not ended when the dump was written."""
     created: float
     """Seconds since 1970; 0 is unknown."""
     place: str
     """The line of the user's own code, as file:line; else the innermost one."""
     peer: int | None = None
-    """Of a recv the rank in the group that it waits for."""
+    """The rank in the group that a recv waits for."""
     by_pair: bool = False
     """Whether it is a send or recv."""
 
 
 class RankRecord(NamedTuple):
-    """What a rank's dump holds."""
+    """The content of a rank's dump."""
 
     rank: int
     collectives: tuple[Collective, ...]
@@ -60,11 +60,11 @@ class RankRecord(NamedTuple):
     groups: Mapping[str, frozenset[int]]
     """Process groups with the ranks in them."""
     names: Mapping[str, str]
-    """What groups are for, as the program says it."""
+    """Purposes of groups, as the program names them."""
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file is a dump, by what it begins with."""
+    """Whether a file is a dump, by its beginning."""
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head.startswith(b"\x80"):
@@ -76,7 +76,7 @@ def is_dump(path: Path) -> bool:
 
 
 def read(path: Path) -> RankRecord:
-    """A rank's dump. Raises DsrunError for one that can't be read, or whose name says no rank."""
+    """A rank's dump. Raises DsrunError for one that can't be read, or without a rank in its name."""
     where = str(path)
     number = DIGITS.search(path.name)
     if number is None:
@@ -87,8 +87,8 @@ def read(path: Path) -> RankRecord:
         )
     try:
         data = path.read_bytes()
-        said = data_pickle.read(data) if data.startswith(b"\x80") else json.loads(data)
-        return _record(int(number[1]), said)
+        dump = data_pickle.read(data) if data.startswith(b"\x80") else json.loads(data)
+        return _record(int(number[1]), dump)
     except DsrunError as error:
         raise DsrunError(error.problems[0].what, where=where) from error
     except OSError as error:
@@ -97,19 +97,19 @@ def read(path: Path) -> RankRecord:
         raise DsrunError(f"is no dump of torch's flight recorder ({error!r})", where=where) from error
 
 
-def _record(rank: int, said: Mapping[str, Any]) -> RankRecord:
-    config: Mapping[str, Mapping[str, Any]] = said.get("pg_config") or {}
+def _record(rank: int, dump: Mapping[str, Any]) -> RankRecord:
+    config: Mapping[str, Mapping[str, Any]] = dump.get("pg_config") or {}
     groups = {str(name): _ranks(group.get("ranks")) for name, group in config.items()}
-    entries: Iterable[Mapping[str, Any]] = said.get("entries") or ()
+    entries: Iterable[Mapping[str, Any]] = dump.get("entries") or ()
     names = {str(name): str(group.get("desc") or "") for name, group in config.items()}
-    found = tuple(_collective(entry) for entry in entries)
+    collectives = tuple(_collective(entry) for entry in entries)
     for entry in entries:
         names.setdefault(_group(entry), str((entry["process_group"] or ("", ""))[1]))
-    return RankRecord(rank, found, groups, names)
+    return RankRecord(rank, collectives, groups, names)
 
 
 def _ranks(text: Any) -> frozenset[int]:
-    """Those of a group: torch writes the list as a text."""
+    """The ranks of a group: torch writes the list as a text."""
     return frozenset(map(int, re.findall(r"\d+", str(text))))
 
 
@@ -141,5 +141,5 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
 def _place(frames: Iterable[Mapping[str, Any]]) -> str:
     """The innermost line outside libraries."""
     lines = [(str(frame.get("filename", "")), frame.get("line", 0)) for frame in frames]
-    own = [(file, line) for file, line in lines if not LIBRARIES.search(file)]
-    return next((f"{file}:{line}" for file, line in [*own, *lines]), "")
+    outside = [(file, line) for file, line in lines if not LIBRARIES.search(file)]
+    return next((f"{file}:{line}" for file, line in [*outside, *lines]), "")

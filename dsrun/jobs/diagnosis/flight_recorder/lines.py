@@ -1,4 +1,4 @@
-"""What dumps of the flight recorder tell, as lines of a log: signatures know them (nccl.toml)."""
+"""The findings in dumps of the flight recorder, as lines of a log: signatures know them (nccl.toml)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
 BEGIN = "flight recorder:"
 
 
-def lines_of(found: Mapping[int, Path]) -> list[PeeledLine]:
-    """What the dumps of a job's ranks tell, by the numbers of their sources; one that can't be read is told, too."""
+def lines_of(paths: Mapping[int, Path]) -> list[PeeledLine]:
+    """Findings in the dumps of a job's ranks, by the numbers of their sources, and a line for each unreadable dump."""
     records: dict[int, dumps.RankRecord] = {}
     lines = []
-    for source, path in found.items():
+    for source, path in paths.items():
         try:
             records[source] = dumps.read(path)
         except DsrunError as error:
             lines.append(peeled(source, 1, f"{BEGIN} {error.problems[0].what}"))
     sources = {record.rank: source for source, record in records.items()}
-    if told := comparison.compare(list(records.values())):
-        first, *others = told
-        alike = ", ".join(str(one.rank) for one in others if one.what == first.what)
+    if standings := comparison.compare(list(records.values())):
+        first, *others = standings
+        alike = ", ".join(str(other.rank) for other in others if other.what == first.what)
         text = f"{BEGIN} {first}{'; so it is with ranks ' if alike else ''}{alike}"
         lines.append(peeled(sources.get(first.rank, min(sources.values())), 1, text, first.rank))
     elif records:
@@ -35,7 +35,7 @@ def lines_of(found: Mapping[int, Path]) -> list[PeeledLine]:
 
 
 def _ranks(records: Mapping[int, dumps.RankRecord]) -> int:
-    """How many ranks the job has, as far as its groups say it."""
+    """How many ranks the job has, as far as its groups show."""
     return max(
-        (len(group) for one in records.values() for group in one.groups.values()), default=len(records)
+        (len(group) for record in records.values() for group in record.groups.values()), default=len(records)
     )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from dsrun.jobs.diagnosis.reading.literal_search import FastLiteralSearch, LiteralSearch
-from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow_bytes
+from dsrun.jobs.diagnosis.reading.log_lines import LOOSE, WIDE, folded, narrow_bytes
 
 BLOCK = 1 << 20
 """Bytes that are read at a time; also the longest line: what is longer counts as several."""
@@ -31,23 +31,23 @@ CONTEXT_AFTER = 80
 HEAD, TAIL = 120, 300
 """Lines kept of a log's beginning and of its end."""
 MOST_OF_A_SHAPE = 48
-"""Lines of one shape that are kept: a warning in each of a million steps is none the wiser."""
+"""Lines of one shape that are kept: of a warning in each of a million steps the first are enough."""
 MOST_SHAPES = 50_000
-"""That are remembered as telling nothing; then they are forgotten, and looked at again."""
+"""Shapes that are remembered as telling nothing; beyond, all are forgotten, and searched again when they come."""
 MOST_LINES = 40_000
-"""That are kept of a log."""
+"""Lines that are kept of a log."""
 ENDING = 64 << 10
-"""Bytes of a block without anything in which its last lines are looked for."""
+"""Bytes at the end of a block without hits that are remembered for the context of a later hit."""
 FAST_AFTER = 2
 """Blocks after which the fast search is worth preparing."""
 MOST_FOUND = BLOCK // 256
-"""Texts in a block, from which its shapes are the shorter way ..."""
+"""Texts in a block from which its shapes are the shorter way ..."""
 NOT_WHOLE = 16
 """... and blocks after it that are not searched whole."""
 
 
 class ByteReader(Protocol):
-    """What bytes are read from."""
+    """A source of bytes: a file, or a part of one."""
 
     def read(self, size: int, /) -> bytes:
         """The next bytes, at most that many; none at the end."""
@@ -75,7 +75,7 @@ def blocks(file: ByteReader) -> Iterator[bytes]:
 
 
 def _wide_encoding(piece: bytes) -> str:
-    """PowerShell's redirection, among others, writes two bytes a character."""
+    """The encoding of a file with two bytes a character, as PowerShell's redirection writes; else empty."""
     if piece.startswith(b"\xff\xfe"):
         return "utf-16-le"
     return "utf-16-be" if piece.startswith(b"\xfe\xff") else ""
@@ -86,10 +86,10 @@ def _utf8(text: bytes, wide: str) -> bytes:
 
 
 class Sieve:
-    """Keeps what matters of one log.
+    """Keeps the lines of one log that matter.
 
-    search: for texts of which every line holds one that is to be kept for what it says; None where no such texts are
-    known. matters: whether a line is to be kept that has one.
+    search: finds lines with one of the texts that every line of interest holds; None where no such texts are known.
+    matters: whether a line with one of them is kept.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Sieve:
         self._before: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT)
         self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
         self._skipped = b"", 0
-        """The end of the last block that was passed over, and the number of lines up to there."""
+        """The end of the last block without hits, and the number of lines up to there."""
         self._after, self._head = 0, HEAD
         """Lines that are still to be kept, whatever they hold."""
         self.kept: list[tuple[int, bytes]] = []
@@ -134,7 +134,8 @@ class Sieve:
         self.lines += ends
 
     def _hits(self, block: bytes) -> set[int]:
-        """Which lines of a block are to be kept for what they hold."""
+        """Lines of a block that are kept for their own sake, by their places in it."""
+        # Same length, so that a place is the same line below: "\r\n" gives an empty line more, and _numbered the same.
         block = block.replace(b"\r", b"\n") if b"\r" in block else block
         places = self._searched_whole(block)
         if places is None:
@@ -145,13 +146,16 @@ class Sieve:
         return {place for place in places if self._counts(lines[place])}
 
     def _searched_whole(self, block: bytes) -> list[int] | None:
-        """The lines of a block that hold one of the texts; None where it isn't searched whole: early, or where there
-        are many, or nothing fast."""
+        """Places of a block's lines that hold one of the texts.
+
+        None where the block isn't searched whole: early in a log, with many such texts, or without a fast search.
+        """
         self._whole_in -= 1
         if self._whole_in >= 0 or self._search is None:
             return None
-        self._fast = self._fast or self._search.fast()
-        places = self._fast.lines(narrow_bytes(block), MOST_FOUND) if self._fast else None
+        self._fast = self._fast or self._search.fast(WIDE.encode(), LOOSE.encode())
+        # The block isn't narrowed, which takes as long as this search: lines where it would matter are hits themselves.
+        places = self._fast.lines(block, MOST_FOUND) if self._fast else None
         if places is None:
             self._whole_in = NOT_WHOLE
         return places
@@ -161,8 +165,8 @@ class Sieve:
         if self._search is None:
             return new
         shapes = list(new)
-        found = (self._fast or self._search).lines(narrow_bytes(b"\n".join(shapes))) or ()
-        telling = {shapes[place] for place in found}
+        numbers = (self._fast or self._search).lines(narrow_bytes(b"\n".join(shapes))) or ()
+        telling = {shapes[place] for place in numbers}
         self._remember(new - telling)
         return telling
 
@@ -172,8 +176,8 @@ class Sieve:
         self._dull |= shapes
 
     def _skip(self, block: bytes, ends: int) -> None:
-        """A block without anything: its end is remembered, and taken apart where that is asked for."""
-        if len(block) < ENDING:
+        """Pass over a block without hits. Its end is remembered, and split into lines only where a hit follows."""
+        if len(block) < ENDING:  # too short for the context by itself: the block before it counts, too
             self._catch_up()
         self._skipped = block[-ENDING:], self.lines + ends
 

@@ -22,9 +22,9 @@ NOTEBOOK_FRAME = re.compile(
 CELL_FRAME = re.compile(
     r"^(?P<file>Cell In ?\[\d{1,6}\]|<ipython-input-[\w-]{1,60}>)(?:,? line (?P<line>\d{1,9})| in (?P<name>\S{1,200}))"
 )
-"""A notebook's own code."""
+"""A frame in a notebook's own code."""
 NOTEBOOK_BEGIN = re.compile(r"^(?P<type>[A-Za-z_]\w{0,80}) {2,80}Traceback \(most recent call last\)")
-"""IPython names the type first, and again with the message at the end, which a log that was cut lacks."""
+"""A notebook's traceback: IPython names the type first, and again at the end, which a log that was cut lacks."""
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,60}"
     r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Expired|Closed|NotFound|Unavailable|Failure|Iteration))"
@@ -33,20 +33,20 @@ EXCEPTION = re.compile(
 ANY_TYPE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60})(?:: (?P<message>[^\n]{0,4000}))?$"
 )
-"""What ends a traceback with frames may have any name."""
+"""The last line of a traceback with frames, where the type may have any name."""
 INSIDE = re.compile(
     r"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))"
     r"(?:: (?P<message>[^\n]{4,4000})|\((?P<quote>['\"])(?P<quoted>[^\n]{4,2000}?)(?P=quote),?\))"
 )
 """An exception in the middle of a line, as programs print it that caught it."""
 THROWN = re.compile(r"^what\(\): {1,4}(?P<message>[^\n]{4,4000})")
-"""C++'s own word for an exception that nobody caught."""
+"""C++'s message for an exception that nobody caught."""
 CODE = re.compile(
     r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|except|logger\.\w{1,12}\() ?\S"
 )
-"""A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
+"""A line of code in a traceback: the exception's own line says the same, with values."""
 IGNORED = re.compile(r"^Exception ignored in\b|^Error in atexit\.|--- Logging error ---")
-"""Python goes on, or was ending anyway."""
+"""Lines after which Python goes on, or was ending anyway."""
 SWALLOWED = re.compile(r"^Exception in thread\b")
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 OTHERS = re.compile(
@@ -56,13 +56,13 @@ OTHERS = re.compile(
 )
 """Lines of other programs, which may stand right below an exception."""
 MOST_CODE = 200
-"""Characters of a line of code that are kept."""
+"""Longest line of code that is kept, in characters."""
 MESSAGE_LINES = 8
-"""Of an exception's message that are read."""
+"""Lines of an exception's message that are read."""
 LIBRARIES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<(?!ipython)|/lib64/python|\\site-packages\\|\\[Ll]ib\\\w{1,40}\.py$"
 )
-"""On Windows Python's own files lie in Lib."""
+"""Files of installed packages and of Python itself; on Windows Python's own are in Lib."""
 PROGRAMS = re.compile(
     r"/transformers_modules/|/src/(?:transformers|peft|accelerate|datasets|trl|llamafactory|llmtuner|axolotl|torchtitan)/"
     r"|/deepspeed/(?:runtime|launcher|ops|utils|inference|comm|module_inject|moe|sequence|checkpoint|compile)/"
@@ -70,18 +70,18 @@ PROGRAMS = re.compile(
     r"|/(?:llamafactory|llmtuner|axolotl|fastchat|openrlhf|verl|colossalai|lmflow|xtuner|mmengine|pytorch_lightning)/"
     r"|/(?:trl/trainer|lightning/pytorch|nemo/(?:core|collections|lightning)|library/train_util\.py)"
 )
-"""Trainers and models' own code that people run from where they were cloned: nobody's script, either."""
+"""Files of trainers and models that people run from a clone: not the user's own script, either."""
 PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w{1,60})")
 
 
 class Frame(NamedTuple):
-    """A line of a traceback."""
+    """One call in a traceback."""
 
     file: str
     line: int
     name: str
     code: str = ""
-    """The line itself, where the log shows it below."""
+    """The line of code, where the log shows it."""
 
     @property
     def is_library(self) -> bool:
@@ -94,20 +94,20 @@ class RaisedException:
     """An exception that a log shows."""
 
     type: str
-    """With its modules."""
+    """Type with its modules."""
     message: str
     line: PeeledLine
-    """Where its type stands."""
+    """The line with its type."""
     last: int
     """The number of its message's last line."""
     frames: list[Frame] = field(default_factory=list)
     """Outermost first; empty where the log has only the last line."""
     handled: bool = False
-    """Whether Python says that it was ignored, or a thread's."""
+    """Whether Python says that it was ignored, or raised in a thread."""
     ignored: bool = False
     """Whether it was ignored: nothing in it is why a job died."""
     in_chain: bool = False
-    """Whether another of its chain stands before it."""
+    """Whether an earlier exception of the same chain precedes it."""
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class RaisedException:
 
     @property
     def is_warning(self) -> bool:
-        """Whether the program went on after it: a warning, unless it was raised (-W error)."""
+        """Whether it is a warning after which the program went on, as it does unless one is raised (-W error)."""
         return self.name.endswith("Warning") and not self.frames
 
     @property
@@ -126,9 +126,9 @@ class RaisedException:
 
     @property
     def package(self) -> str:
-        """The installed package that raised it; empty where that was the user's own code, or nobody knows."""
-        found = PACKAGE.search(self.frames[-1].file) if self.frames else None
-        return found[1] if found else ""
+        """The installed package that raised it; empty for the user's own code, or where no frame tells."""
+        match = PACKAGE.search(self.frames[-1].file) if self.frames else None
+        return match[1] if match else ""
 
 
 class _Open:
@@ -139,42 +139,44 @@ class _Open:
         self.handled = self.ignored = self.linked = False
         self.last: RaisedException | None = None
         self.announced: RaisedException | None = None
-        """Named at a notebook's traceback, of which the end isn't there."""
+        """The exception that a notebook's traceback begins with, until its end comes."""
         self.until = 0
 
 
 def streams(lines: Iterable[PeeledLine]) -> Iterator[tuple[object, list[PeeledLine]]]:
-    """The lines of each rank, or of each host where no rank is named, in each log."""
-    found: dict[object, list[PeeledLine]] = {}
+    """The lines of each rank in each log, or of each host where no rank is named."""
+    by_rank: dict[object, list[PeeledLine]] = {}
     for line in lines:
-        found.setdefault((line.source, line.rank, line.host), []).append(line)
-    yield from found.items()
+        by_rank.setdefault((line.source, line.rank, line.host), []).append(line)
+    yield from by_rank.items()
 
 
 def exceptions(lines: Sequence[PeeledLine]) -> list[RaisedException]:
     """Every exception in some logs, in the order of their lines."""
-    found = [one for _, own in streams(lines) for one in _of_stream(own)]
-    return sorted(found, key=lambda one: (one.line.source, one.line.number))
+    raised = [exception for _, rank_lines in streams(lines) for exception in _of_stream(rank_lines)]
+    return sorted(raised, key=lambda exception: (exception.line.source, exception.line.number))
 
 
 def exceptions_inside(lines: Sequence[PeeledLine]) -> list[RaisedException]:
-    """Exceptions that programs speak of in the middle of a line, or in C++'s words: where no line is one."""
-    found = []
+    """Exceptions in the middle of a line, or in C++'s message: the last resort, where no line is one by itself."""
+    raised = []
     for line in lines:
         text = narrow(line.text.strip())
         if thrown := THROWN.match(text):
-            found.append(RaisedException("RuntimeError", thrown["message"], line, line.number))
+            raised.append(RaisedException("RuntimeError", thrown["message"], line, line.number))
         elif line.level not in GOES_ON and not CODE.match(text) and (hit := INSIDE.search(text)):
-            said = hit["message"] or hit["quoted"]
-            found.append(RaisedException(hit["type"], said, line, line.number))
-    return found
+            message = hit["message"] or hit["quoted"]
+            raised.append(RaisedException(hit["type"], message, line, line.number))
+    return raised
 
 
 def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
-    """A state machine: frames are gathered until a line is an exception's."""
+    """The exceptions in a rank's lines: frames are gathered until a line ends the traceback."""
     now = _Open()
     for line in lines:
         text = narrow(line.text.strip())
+        # The order of the branches counts: a frame's path may hold the word "Error"; a new traceback drops the frames
+        # of one that was cut; only a line that is nothing else can be code below a frame, or part of a message.
         if frame := _frame(text):
             now.frames.append(frame)
         elif BEGIN in text:
@@ -196,6 +198,7 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.handled = now.ignored = now.linked = False
             now.until = line.number + MESSAGE_LINES
             yield now.last
+        # The line below a frame is its code: only the first, as tools print more of it below.
         elif now.frames and text and not now.frames[-1].code:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
         elif now.last and _is_anothers(line, now.last):

@@ -23,10 +23,10 @@ from dsrun.jobs.diagnosis.signatures.literals import needed
 FOLDER = Path(__file__).parent
 ROOT, SYMPTOM, TAIL, PLACE, MESSAGE, HARMLESS = "root", "symptom", "tail", "place", "message", "harmless"
 KINDS = (ROOT, SYMPTOM, TAIL, PLACE, MESSAGE, HARMLESS)
-"""A cause; what another failure did to this rank; an end without a reason; of an exception that no signature knows, the
-file in which it was raised, and the words in which it says what is refused; what looks like a failure and is none."""
+"""A cause; a consequence of another failure in this rank; an end without a reason; for an exception that no signature
+knows, the file in which it was raised, and the words of its message; a line that looks like a failure and is none."""
 CONFIDENCES = ("high", "medium", "low", "none")
-"""none: the line alone names no cause."""
+"""none: the line names no cause by itself."""
 CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])+\]")
 """An escaped character, or a class of characters, in a pattern."""
 UNBOUNDED = re.compile(r"[.C)][*+]|\{\d{0,6},\}")
@@ -35,17 +35,17 @@ UNBOUNDED = re.compile(r"[.C)][*+]|\{\d{0,6},\}")
 
 @dataclass(frozen=True, kw_only=True)
 class FailureSignature:
-    """A failure by what it prints."""
+    """A failure, known by a line that it prints."""
 
     id: str
-    """Its name, as `dsrun explain` takes it."""
+    """The name that `dsrun explain` takes."""
     subject: str
     """Its file."""
     cause: str
-    """The class of failures that it belongs to: what --json gives as "cause"."""
+    """Its class of failures: "cause" in --json."""
     kind: str = ROOT
     pattern: str
-    """A regular expression, searched in one line; what its named groups hold stands in braces in `means` and `next`."""
+    """A regular expression, searched in one line; `means` and `next` have its named groups' values in braces."""
     means: str
     """The headline: the cause in a sentence."""
     means_zh: str = ""
@@ -53,14 +53,14 @@ class FailureSignature:
     """What to do."""
     next_zh: str = ""
     causes: tuple[str, ...] = ()
-    """What may lead to it, likeliest first."""
+    """Possible reasons, likeliest first."""
     tell_apart: str = ""
-    """What in the log or on the machine decides among them."""
+    """How the log or the machine decides among them."""
     check: str = ""
-    """A command by which one makes sure."""
+    """A command that confirms it."""
     confidence: str = "high"
     retry: bool = False
-    """Whether the same job, started again, may go well."""
+    """Whether the same job, started again, may succeed."""
     above: str = ""
     """A pattern that has to match in the lines before it, of the same rank (a traceback's frames)."""
     anywhere: str = ""
@@ -68,17 +68,17 @@ class FailureSignature:
     at_end: bool = False
     """Whether it counts only as the log's last line: a job that hangs."""
     others_hold: bool = False
-    """Whether it counts only where the line's own numbers say that other processes hold much of the GPU."""
+    """Whether it counts only where the line's own sizes show that other processes hold much of the GPU."""
     waits: bool = False
-    """Whether a rank that prints it waited for another, and is not to blame."""
+    """Whether a rank that prints it only waited for another one."""
     names_rank: bool = False
     """Whether its line is of the rank to blame, whoever else shows the same failure."""
     of_job: bool = False
-    """Whether it ends the job as a whole, and no rank was first."""
+    """Whether it ends the job as a whole, so that no rank was first."""
     over: tuple[str, ...] = ()
     """Signatures that say less about the same failure."""
     versions: tuple[str, ...] = ()
-    """The combinations that end in it, by their names in presets/versions/: which releases they are stands there."""
+    """Combinations of releases that end in it, by their names in presets/versions/."""
     source: str = ""
     """Where the text or the behaviour comes from."""
     examples: tuple[str, ...]
@@ -95,7 +95,7 @@ class FailureSignature:
         return "; ".join(versions.combinations()[name].in_words for name in self.versions)
 
     def searched(self, name: str) -> re.Pattern[str] | None:
-        """The pattern `above` or `anywhere`; None where there is none."""
+        """The compiled pattern of `above` or `anywhere`; None where there is none."""
         text = getattr(self, name)
         return _compiled(text) if text else None
 
@@ -107,35 +107,35 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, FailureSignature]:
-    return {one.id: one for path in sorted(FOLDER.glob("*.toml")) for one in read(path)}
+    return {signature.id: signature for path in sorted(FOLDER.glob("*.toml")) for signature in read(path)}
 
 
 def find_signatures() -> dict[str, FailureSignature]:
     """Every signature by its id, a lab's own first. Raises DsrunError for one that can't be used."""
-    own = [one for path in catalog.files("signatures").values() for one in read(path)]
-    found = {one.id: one for one in own}
-    return found | {id_: one for id_, one in _shipped().items() if id_ not in found}
+    labs = [signature for path in catalog.files("signatures").values() for signature in read(path)]
+    signatures = {signature.id: signature for signature in labs}
+    return signatures | {id_: signature for id_, signature in _shipped().items() if id_ not in signatures}
 
 
 def read(path: Path) -> list[FailureSignature]:
-    """The signatures of a file. Raises DsrunError with all that is wrong in it."""
+    """The signatures of a file. Raises DsrunError with all problems in it."""
     problems: list[Problem] = []
-    found = []
+    signatures = []
     for name, table in catalog.read_toml(path).items():
-        said = list(_problems(table))
-        problems += [Problem(what, where=f"{path}: [{name}]") for what in said]
-        if not said:
-            found.append(_made(name, path.stem, table))
+        problems_here = list(_problems(table))
+        problems += [Problem(fault, where=f"{path}: [{name}]") for fault in problems_here]
+        if not problems_here:
+            signatures.append(_made(name, path.stem, table))
     if problems:
         raise DsrunError(problems)
-    return found
+    return signatures
 
 
 def _made(name: str, subject: str, table: Mapping[str, Any]) -> FailureSignature:
-    given: dict[str, Any] = {
+    fields_given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
-    return FailureSignature(id=name, subject=subject, **given)
+    return FailureSignature(id=name, subject=subject, **fields_given)
 
 
 def _problems(table: Any) -> Iterator[str]:
@@ -170,13 +170,14 @@ def _pattern_problems(key: str, text: str) -> Iterator[str]:
     except (re.error, OverflowError, RecursionError) as error:
         yield f"{key} is no regular expression: {error}"
         return
-    plain = CLASSES.sub(lambda found: "C" if found[0][0] == "[" or found[0][1] in "swdSWD" else "x", text)
+    # Classes are blanked out first, so that a * or + inside one isn't taken for a repeat.
+    plain = CLASSES.sub(lambda match: "C" if match[0][0] == "[" or match[0][1] in "swdSWD" else "x", text)
     if UNBOUNDED.search(plain):
         yield f"{key} has a repeat without an end (* or +); expected a bound, such as {{0,200}}"
 
 
 def _wanted(kind: str) -> tuple[Any, str] | None:
-    """How a value of a field's type is told, and what it is called."""
+    """The test of a value of a field's type, and the type's name for a message."""
     return {
         "str": (lambda value: isinstance(value, str), "a text"),
         "bool": (lambda value: isinstance(value, bool), "true or false"),
@@ -185,33 +186,35 @@ def _wanted(kind: str) -> tuple[Any, str] | None:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(signature, str) for signature in value)
 
 
 class SignatureIndex:
-    """Signatures by the texts that their patterns can't do without, so that few are tried on a line."""
+    """Signatures by the texts that their patterns can't match without, so that few are tried on a line."""
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
-        self._messages = tuple(one for one in signatures.values() if one.kind == MESSAGE)
+        self._messages = tuple(signature for signature in signatures.values() if signature.kind == MESSAGE)
         """Tried on exceptions only, of which there are few."""
-        self._signatures = tuple(one for one in signatures.values() if one.kind != MESSAGE)
-        self._always = tuple(one for one in self._signatures if not needed(one.pattern))
+        self._signatures = tuple(signature for signature in signatures.values() if signature.kind != MESSAGE)
+        self._always = tuple(signature for signature in self._signatures if not needed(signature.pattern))
         """Signatures whose patterns have no such text: they are tried on every line."""
 
     @cached_property
     def search(self) -> LiteralSearch | None:
-        """For texts of which every line with a signature holds one, and the beginning of a traceback; None where a
-        signature may be in any line. All patterns are read for it, which takes an eighth of a second."""
+        """A search for texts of which every line with a signature holds one, and for the beginning of a traceback.
+
+        None where a signature may match any line. All patterns are parsed for it, which takes an eighth of a second.
+        """
         return None if self._always else self._in_line
 
     @cached_property
     def _owners(self) -> dict[bytes, list[FailureSignature]]:
-        """Texts, and the signatures that can't do without one of them; none of the beginning of a traceback."""
-        found: dict[bytes, list[FailureSignature]] = {folded(BEGIN.encode()): []}
-        for one in self._signatures:
-            for text in needed(one.pattern):
-                found.setdefault(text, []).append(one)
-        return found
+        """The texts, each with the signatures that need it or another one; none need the beginning of a traceback."""
+        owners: dict[bytes, list[FailureSignature]] = {folded(BEGIN.encode()): []}
+        for signature in self._signatures:
+            for text in needed(signature.pattern):
+                owners.setdefault(text, []).append(signature)
+        return owners
 
     @cached_property
     def _in_line(self) -> LiteralSearch:
@@ -220,17 +223,17 @@ class SignatureIndex:
     def is_in(self, text: str) -> bool:
         """Whether any signature's pattern is in a line."""
         line = narrow(text)
-        return any(one.compiled.search(line) for one in self._possible(line))
+        return any(signature.compiled.search(line) for signature in self._possible(line))
 
     def of_message(self, message: str) -> FailureSignature | None:
-        """What the words of an exception's message say, which no other signature knows: the first of a file counts."""
-        return next((one for one in self._messages if one.compiled.search(message)), None)
+        """The signature of an exception's message, which no other signature knows: the first of a file counts."""
+        return next((signature for signature in self._messages if signature.compiled.search(message)), None)
 
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
         """The signatures whose pattern is in a line, in the order of their ids."""
         line = narrow(text)
-        tried = {one.id: one for one in self._possible(line)}
-        hits = ((one, one.compiled.search(line)) for _, one in sorted(tried.items()))
+        tried = {signature.id: signature for signature in self._possible(line)}
+        hits = ((signature, signature.compiled.search(line)) for _, signature in sorted(tried.items()))
         return [(signature, hit) for signature, hit in hits if hit]
 
     def _possible(self, line: str) -> Iterator[FailureSignature]:

@@ -103,7 +103,7 @@ class ClusterFile:
 
 
 def load(name: str) -> ClusterFile:
-    """The cluster of that name, or of a TOML file.
+    """The cluster of that name, or in a TOML file.
 
     Raises DsrunError for an unknown name, and with everything that is wrong in the file.
     """
@@ -114,8 +114,8 @@ def load(name: str) -> ClusterFile:
         table["hostfile"] = str(path.absolute().parent / Path(table["hostfile"]).expanduser())
     if KUBERNETES in table:
         table[KUBERNETES] = keys.value_of(PodSpec, table[KUBERNETES])
-    found: ClusterFile = keys.value_of(ClusterFile, table, name=path.stem, path=path.absolute())
-    return found
+    cluster: ClusterFile = keys.value_of(ClusterFile, table, name=path.stem, path=path.absolute())
+    return cluster
 
 
 def changed(cluster: ClusterFile, given: Mapping[str, Any]) -> ClusterFile:

@@ -37,8 +37,8 @@ COMPUTING = tuple(
         )
     )
 )
-"""Packages of which another version may change losses, or how checkpoints, models and rows are read. The record says
-of each that it was missing, too."""
+"""Packages whose version may change losses, or how checkpoints, models and rows are read. The record lists them even
+where they were missing."""
 GPU_LIBRARIES = re.compile("nvidia-(nccl|cudnn|cublas)-")
 """These compute as well, in packages of their own beside torch's."""
 VARIABLES = (

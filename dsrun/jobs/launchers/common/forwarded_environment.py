@@ -54,13 +54,13 @@ NEVER = re.compile(
     r"|WANDB_SERVICE|WANDB__SERVICE\w*"  # a socket of a process of this machine
     r"|DSRUN_(SUPERVISOR_PID|NODE)"
 )
-"""What belongs to one machine or one process though its prefix is one of those."""
+"""Variables with such a prefix that belong to one machine or one process."""
 OURS = frozenset({
     "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "DSRUN_SUPERVISOR_PID", "DSRUN_NODE",
     "DSRUN_VISIBLE_DEVICES", "DSRUN_LOG_LIMIT",
 })  # fmt: skip
-"""What each rank gets from dsrun or from DeepSpeed's launcher (launch.py), whatever anybody asks for."""
+"""Variables that dsrun or DeepSpeed's launcher (launch.py) sets in each rank, whatever the user requests."""
 
 
 def is_forwarded(name: str) -> bool:
@@ -86,10 +86,10 @@ def forwarded(
     Raises DsrunError with every text, line and name that is wrong.
     """
     problems: list[Problem] = []
-    found = {name: value for name, value in environ.items() if is_forwarded(name)} | dict(cluster or {})
+    variables = {name: value for name, value in environ.items() if is_forwarded(name)} | dict(cluster or {})
     for path in env_files(environ) if files is None else files:
         with collected(problems):
-            found |= read(path)
+            variables |= read(path)
     for text in add:
         name, equals, value = text.partition("=")
         if problem := problem_of(name, value, OPTION):
@@ -101,10 +101,10 @@ def forwarded(
             )
             problems.append(Problem(f"{name} is not set here", OPTION, hint))
         else:
-            found[name] = value if equals else environ[name]
+            variables[name] = value if equals else environ[name]
     raise_all(problems)
-    found["PATH"] = with_folder(found.get("PATH") or os.defpath, str(Path(sys.executable).parent))
-    return dict(sorted(found.items()))
+    variables["PATH"] = with_folder(variables.get("PATH") or os.defpath, str(Path(sys.executable).parent))
+    return dict(sorted(variables.items()))
 
 
 def with_folder(path: str, folder: str) -> str:
@@ -113,7 +113,7 @@ def with_folder(path: str, folder: str) -> str:
 
 
 def problem_of(name: str, value: str, where: str) -> Problem | None:
-    """What is wrong with a variable that somebody asks for."""
+    """The problem of a variable that the user requests."""
     if not NAME.fullmatch(name):
         hint = "Letters, digits and underscores, with no digit first"
         hint += f": {OPTION} NAME or {OPTION} NAME=VALUE." if where == OPTION else "."
@@ -157,12 +157,12 @@ def env_files(environ: Mapping[str, str], cwd: Path = Path()) -> list[Path]:
     """
     name = environ.get("DS_ENV_FILE", ENV_FILE)
     home = environ.get("HOME") or str(Path.home())
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for folder in (Path(home), cwd):
         path = folder / name  # an absolute name stands for itself, as in os.path.join
         if path.is_file():
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
+            files.setdefault(path.resolve(), path)
+    return list(files.values())
 
 
 def read(path: Path) -> dict[str, str]:
@@ -177,7 +177,7 @@ def parse(text: str, where: str) -> dict[str, str]:
     Blank lines and lines that begin with # are fine here: DeepSpeed's launcher ends with a traceback at the first kind,
     and at the second with that, or (`# a=b`) starts nothing and exits 0.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     problems: list[Problem] = []
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         if not line.strip() or line.strip().startswith("#"):
@@ -187,9 +187,9 @@ def parse(text: str, where: str) -> dict[str, str]:
         if problem := _line_problem(name, value if equals else None, f"{where}:{number}"):
             problems.append(problem)
         else:
-            found[name] = value
+            variables[name] = value
     raise_all(problems)
-    return found
+    return variables
 
 
 def _line_problem(name: str, value: str | None, where: str) -> Problem | None:
@@ -199,7 +199,7 @@ def _line_problem(name: str, value: str | None, where: str) -> Problem | None:
         return Problem("is not NAME=VALUE", where, hint)
     if problem := problem_of(name, value, where):
         return problem
-    for pattern, what, hint in MISREAD:
+    for pattern, fault, hint in MISREAD:
         if pattern.search(value):
-            return Problem(f"the value of {name} {what}", where, hint.format(name=name))
+            return Problem(f"the value of {name} {fault}", where, hint.format(name=name))
     return None

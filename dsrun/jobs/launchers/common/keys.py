@@ -28,9 +28,9 @@ class Key:
     default: Any
     """MISSING: the key is required."""
     takes: str
-    """What it holds, for messages."""
+    """The values that it takes, in words."""
     pattern: str
-    """Of a text, or of every text in a list."""
+    """The regular expression of a text, or of each text in a list."""
     least: float
     most: int
 
@@ -72,7 +72,7 @@ class Key:
 def key(
     takes: str, *, default: Any = None, pattern: str = LINE, least: float = 1, most: int = LARGEST
 ) -> Any:
-    """A field that is a key. default: MISSING where the table has to have it."""
+    """A dataclass's field that is a key. default: MISSING where the table has to have it."""
     metadata = {"takes": takes, "pattern": pattern, "least": least, "most": most}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
@@ -99,7 +99,9 @@ def problems(table: type, values: Mapping[str, Any], where: str, sign: str = "."
         else:
             hint = catalog.suggestion(name, known, f"There are {', '.join(known)}.")
             yield Problem(f"unknown key {name!r}", where, hint)
-    if missing := [name for name, one in known.items() if one.default is MISSING and name not in values]:
+    if missing := [
+        name for name, key_of_table in known.items() if key_of_table.default is MISSING and name not in values
+    ]:
         yield Problem(f"lacks {', '.join(missing)}", where)
 
 

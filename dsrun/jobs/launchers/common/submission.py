@@ -19,12 +19,12 @@ class Submission:
     cluster: ClusterFile
     nodes: int
     gpus: int
-    """Of each node, 0 for none."""
+    """GPUs of each node; 0 for none."""
     job_name: str | None
-    """As the user says it; None: made from the run folder's."""
+    """The user's name for it; None: made from the run folder's."""
     cwd: Path
-    """The folder that it was given in; its paths count from there."""
+    """The folder in which the command was given; its paths count from there."""
     again: bool = True
-    """Whether the command goes on with the run that it finds in its folder, when the job comes back."""
+    """Whether a job that comes back goes on with the run in its folder."""
     python: str = sys.executable
-    """What runs dsrun, unless the cluster's file says so."""
+    """The Python that runs dsrun, unless the cluster's file names one."""

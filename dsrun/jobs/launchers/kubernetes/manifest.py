@@ -159,11 +159,11 @@ def _literal(text: str) -> str:
 def _name_problems(name: str, suffix: str) -> Iterator[Problem]:
     most = LONGEST - len(suffix)
     if not JOB_NAME.fullmatch(name) or len(name) > most:
-        what = (
+        fault = (
             f"{shown(name)} can't be a job's name: lower-case letters, digits and hyphens, a letter first, no hyphen "
             f"last, at most {most} characters (a label of RFC 1123 and 1035; pods are NAME{suffix})"
         )
-        yield Problem(what, "--job-name", f"As: {name_of(name, suffix)}")
+        yield Problem(fault, "--job-name", f"As: {name_of(name, suffix)}")
 
 
 def _variable_problems(cluster: ClusterFile, spec: PodSpec) -> Iterator[Problem]:

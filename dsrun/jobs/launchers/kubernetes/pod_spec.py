@@ -19,7 +19,7 @@ LABEL_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
 # Below "/", nothing of the container's system, no "." or ".." and no colon.
 FOLDER = r"/(?!(?:dev|proc|sys)(?:/|\Z))(?!\.\.?(?:/|\Z))(?!.*/\.\.?(?:/|\Z))[^:\0\n\r]+"
 INT32 = 2**31 - 1
-"""Of Kubernetes' counts."""
+"""The largest of Kubernetes' counts."""
 TOLERATION = {
     "key": None,
     "operator": ("Exists", "Equal"),
@@ -86,16 +86,16 @@ class PodSpec:
 
 def problems(table: Mapping[str, Any], where: str) -> Iterator[Problem]:
     """What is wrong with a [kubernetes] table."""
-    if found := list(keys.problems(PodSpec, table, where)):
-        yield from found
+    if unfit := list(keys.problems(PodSpec, table, where)):
+        yield from unfit
         return
     spec: PodSpec = keys.value_of(PodSpec, table)
     if spec.shm_gib >= spec.memory_gib:
-        what = f"{spec.shm_gib} GiB of /dev/shm leave nothing of {spec.memory_gib} GiB of memory, which it is part of"
-        yield Problem(what, f"{where}.shm_gib", "Give the pod more memory, or a smaller /dev/shm.")
+        fault = f"{spec.shm_gib} GiB of /dev/shm leave nothing of {spec.memory_gib} GiB of memory, which it is part of"
+        yield Problem(fault, f"{where}.shm_gib", "Give the pod more memory, or a smaller /dev/shm.")
     if spec.secret_variables and not spec.secret:
-        what = f"no Secret is named that holds {', '.join(spec.secret_variables)}"
-        yield Problem(what, f"{where}.secret", "The name that kubectl shows for it.")
+        fault = f"no Secret is named that holds {', '.join(spec.secret_variables)}"
+        yield Problem(fault, f"{where}.secret", "The name that kubectl shows for it.")
     for name in ("node_selector", "labels"):
         for label, value in getattr(spec, name).items():
             yield from _label_problems(label, value, f"{where}.{name}")

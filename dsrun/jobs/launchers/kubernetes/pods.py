@@ -7,7 +7,6 @@ TrainJob (train_job.py).
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.errors import DsrunError
-from dsrun.job.run_folder import CONTROL, STATE
+from dsrun.job.run_folder import CONTROL, record_of
 from dsrun.jobs.launchers.common.agent_command import agent_command
 
 WAIT_S = 3600.0
@@ -30,9 +29,9 @@ AGAIN_S = 120.0
 CALL_S = 20.0
 LOOK_S = 0.5
 PLACES = (("RANK", "WORLD_SIZE"), ("PET_NODE_RANK", "PET_NNODES"))
-"""What tells a pod its place: the training operator's variables, and those of Kubeflow Trainer."""
+"""Variables with a pod's place: the training operator's, and Kubeflow Trainer's."""
 GOING = ("preparing", "running")
-"""States of a run that has not ended."""
+"""States of a run that goes on."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Pod:
 
     number: int
     names: tuple[str, ...]
-    """Of all pods, in their order."""
+    """Names of all pods, in their order."""
 
 
 def is_pod(environ: Mapping[str, str]) -> bool:
@@ -55,7 +54,7 @@ def place_variables(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def this_pod(environ: Mapping[str, str]) -> Pod:
-    """Raises DsrunError outside of a pod."""
+    """This pod's place. Raises DsrunError outside of a pod."""
     if not is_pod(environ):
         raise DsrunError(
             "--launcher kubernetes: RANK and WORLD_SIZE are not set, so this isn't a pod of a PyTorchJob or TrainJob",
@@ -70,11 +69,11 @@ def this_pod(environ: Mapping[str, str]) -> Pod:
         )
     own = environ.get("HOSTNAME") or socket.gethostname()
     if names == PLACES[1]:
-        found = re.fullmatch(r"(.+-node-0)-[0-9]+", own)
-        name = found[1] if found else "pod"
+        match = re.fullmatch(r"(.+-node-0)-[0-9]+", own)
+        name = match[1] if match else "pod"
         return Pod(int(rank), tuple(f"{name}-{number}" for number in range(int(size))))
-    found = re.fullmatch(r"(.+)-(?:master|worker)-[0-9]+", own)
-    name = found[1] if found else "pod"
+    match = re.fullmatch(r"(.+)-(?:master|worker)-[0-9]+", own)
+    name = match[1] if match else "pod"
     return Pod(
         int(rank), (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(int(size) - 1)))
     )
@@ -105,31 +104,28 @@ def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
 
 
 def _state(run_dir: Path) -> str:
-    """What the first pod says of the run. Its lock says nothing: some shared file systems keep one within each host."""
-    try:
-        return str(json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    """The run's state, from the first pod. Its lock shows nothing: some file systems keep locks within a host."""
+    return str(record_of(run_dir).get("state", ""))
 
 
 def _agent(words: Sequence[str], run_dir: Path) -> int:
-    """Run it to its end. Exits where this pod was told to end.
+    """Run an agent to its end. Exits where this pod was told to end.
 
-    All pods of a job are told so at once, and the first one may want a checkpoint before: while the run goes on its end
-    is left to that one, unless the signal comes again. Kubernetes waits only so long (grace_s).
+    All pods of a job are told so at once, and the first may want a checkpoint first: while the run goes on, its end
+    is left to the first pod, unless the signal comes again. Kubernetes waits only so long (grace_s).
     """
-    told: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
-        if told and (len(told) > 1 or _state(run_dir) not in GOING):
+        if signals and (len(signals) > 1 or _state(run_dir) not in GOING):
             process.terminate()
         time.sleep(LOOK_S)
-    if told:
-        sys.exit(128 + told[0])
+    if signals:
+        sys.exit(128 + signals[0])
     return process.returncode

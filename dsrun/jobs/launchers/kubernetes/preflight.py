@@ -16,11 +16,11 @@ from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 from dsrun.models import hub
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
 
 
 def spec_of(cluster: ClusterFile) -> PodSpec:
-    """A Kubernetes cluster's, which its file has to have."""
+    """The pods' description in a cluster's file, which has to have one. Raises ValueError."""
     if cluster.kubernetes is None:
         raise ValueError(f"{cluster.name} is not a cluster of Kubernetes")
     return cluster.kubernetes
@@ -37,7 +37,7 @@ def is_here(cluster: ClusterFile) -> bool:
 
 
 def on_volume(path: Path, cluster: ClusterFile) -> bool:
-    """Whether the pods see it."""
+    """Whether the pods see a path."""
     whole = Path(os.path.abspath(path))  # noqa: PTH100  (no link is followed: the pods may not have it)
     return whole.is_relative_to(mount_of(cluster))
 
@@ -54,7 +54,7 @@ def problems(
     cluster: ClusterFile,
     run_file: Path | None = None,
 ) -> list[Problem]:
-    """All of them. target: MODEL or SCRIPT. run_file: which the command reads its options from."""
+    """All problems of a command. target: MODEL or SCRIPT. run_file: the file of its options."""
     paths = {"--output-dir": run_dir} | ({"run file": run_file} if run_file else {})
     return [*_files(target, options, paths, cluster), *_variables(options.env, cluster)]
 

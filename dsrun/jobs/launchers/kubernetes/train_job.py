@@ -15,21 +15,21 @@ from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 
 VERSION = "trainer.kubeflow.org/v1alpha1"
 NODE = "node"
-"""Of the container, and of the replicated job."""
+"""Name of the container, and of the replicated job."""
 STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 """The label by which Trainer knows the job that trains."""
 RANDOM = "-xxxxx"
 
 
 def longest_suffix(nodes: int) -> str:
-    """What comes behind a job's name in the name of its last pod."""
+    """The longest text behind a job's name in the names of its pods."""
     return f"-{NODE}-0-{nodes - 1}{RANDOM}"
 
 
 def train_job(
     name: str, spec: PodSpec, template: Mapping[str, Any], nodes: int, time_limit_min: int | None
 ) -> dict[str, Any]:
-    """The runtime and the job, as one list. template: of the pods."""
+    """The runtime and the job, as one list. template: the pods'."""
     labels = {"app.kubernetes.io/managed-by": "dsrun", **spec.labels}
     metadata = {"name": name, "namespace": spec.namespace, "labels": labels}
     pod = {**template, "spec": {"restartPolicy": "Never", **template["spec"]}}
@@ -43,12 +43,12 @@ def train_job(
     if spec.ttl_s is not None:
         jobs["ttlSecondsAfterFinished"] = spec.ttl_s
     runtime = {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": {"spec": jobs}}
-    asked = {"runtimeRef": {"kind": "TrainingRuntime", "name": name}, "trainer": {"numNodes": nodes}}
+    request = {"runtimeRef": {"kind": "TrainingRuntime", "name": name}, "trainer": {"numNodes": nodes}}
     return {
         "apiVersion": "v1",
         "kind": "List",
         "items": [
             {"apiVersion": VERSION, "kind": "TrainingRuntime", "metadata": metadata, "spec": runtime},
-            {"apiVersion": VERSION, "kind": "TrainJob", "metadata": metadata, "spec": asked},
+            {"apiVersion": VERSION, "kind": "TrainJob", "metadata": metadata, "spec": request},
         ],
     }

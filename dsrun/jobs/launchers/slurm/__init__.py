@@ -16,8 +16,8 @@ def to_all(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
     """
     cores = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE")
     per_task = ["--cpus-per-task", cores] if cores and cores.isdecimal() else []
-    given = current_job(environ)
-    beside = ["--overlap"] if given and given.in_step else []  # else it would wait for the step that it is in
+    job = current_job(environ)
+    beside = ["--overlap"] if job and job.in_step else []  # else it would wait for the step that it is in
     return [
         "srun", "--nodes", str(len(hosts)), "--ntasks", str(len(hosts)), "--ntasks-per-node", "1",
         "--nodelist", ",".join(hosts), "--cpu-bind=none", "--kill-on-bad-exit=0", *per_task, *beside, *command,

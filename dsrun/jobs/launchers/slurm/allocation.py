@@ -20,18 +20,18 @@ FIRST_OWN_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm gave to a job."""
+    """A job's allocation, as Slurm describes it."""
 
     job_id: str
     hosts: tuple[str, ...]
     gpus: tuple[int, ...] | None
-    """Of each host; None: Slurm doesn't say."""
+    """GPUs of each host; None: Slurm doesn't say."""
     cpus: tuple[int, ...] | None
-    """Logical ones of each host, of the whole job; None: Slurm doesn't say."""
+    """Logical cores of each host that the whole job has; None: Slurm doesn't say."""
     in_step: bool = False
-    """srun started this process, so that a step of its own has to share (srun --overlap)."""
+    """Whether srun started this process, so that a step of its own has to share (srun --overlap)."""
     requeue: bool = False
-    """The job comes back after its time limit, if it is asked to."""
+    """Whether the job comes back after its time limit, if asked to."""
 
 
 def current_job(environ: Mapping[str, str]) -> SlurmJob | None:
@@ -45,14 +45,14 @@ def current_job(environ: Mapping[str, str]) -> SlurmJob | None:
     in_step = _number(environ, "SLURM_STEP_ID", FIRST_OWN_STEP) < FIRST_OWN_STEP
     hosts = _hosts(environ, in_step=in_step)
     if _number(environ, "SLURM_HET_SIZE", 1) > 1:
-        what = f"is {environ['SLURM_HET_SIZE']}: a job of several components"
+        fault = f"is {environ['SLURM_HET_SIZE']}: a job of several components"
         hint = "Submit one component, with the same kind of node."
-        raise DsrunError(what, where="SLURM_HET_SIZE", hint=hint)
+        raise DsrunError(fault, where="SLURM_HET_SIZE", hint=hint)
     copies = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if in_step and copies > 1:
-        what = f"is {copies}: srun started {copies} dsrun, and each would start the whole job"
+        fault = f"is {copies}: srun started {copies} dsrun, and each would start the whole job"
         hint = "Call dsrun without srun: it starts the ranks on all nodes. Or: srun --ntasks=1 --pty bash"
-        raise DsrunError(what, where="SLURM_STEP_NUM_TASKS", hint=hint)
+        raise DsrunError(fault, where="SLURM_STEP_NUM_TASKS", hint=hint)
     return SlurmJob(
         job_id=job_id,
         hosts=hosts,
@@ -66,8 +66,8 @@ def current_job(environ: Mapping[str, str]) -> SlurmJob | None:
 def _hosts(environ: Mapping[str, str], *, in_step: bool) -> tuple[str, ...]:
     variable = next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
     if variable is None:
-        what = f"is not set, but SLURM_JOB_ID is {environ['SLURM_JOB_ID']}"
-        raise DsrunError(what, where="SLURM_JOB_NODELIST", hint="Outside of the job: unset SLURM_JOB_ID.")
+        fault = f"is not set, but SLURM_JOB_ID is {environ['SLURM_JOB_ID']}"
+        raise DsrunError(fault, where="SLURM_JOB_NODELIST", hint="Outside of the job: unset SLURM_JOB_ID.")
     try:
         hosts = tuple(entry.host for entry in hostlist.expand(environ[variable], default_slots=1))
     except DsrunError as error:
@@ -79,41 +79,44 @@ def _hosts(environ: Mapping[str, str], *, in_step: bool) -> tuple[str, ...]:
 
 
 def _gpus(environ: Mapping[str, str], nodes: int, *, in_step: bool) -> tuple[int, ...] | None:
-    """GPUs of each host. What was asked for a node or a task holds for all; what this host has, maybe only here."""
+    """GPUs of each host.
+
+    A request for a node or a task holds for all hosts; the number of this host may hold for it alone.
+    """
     here = _here(environ)
     if in_step and nodes == 1 and here is not None:
         return (here,)  # a step may have fewer than the job asked for
     if in_step and "SLURM_GPUS_PER_TASK" in environ:
         return None  # the tasks of a step are not the job's
-    if asked := environ.get("SLURM_GPUS_PER_NODE"):
-        found: tuple[int, ...] | None = (_count(asked, "SLURM_GPUS_PER_NODE"),) * nodes
+    if per_node := environ.get("SLURM_GPUS_PER_NODE"):
+        counts: tuple[int, ...] | None = (_count(per_node, "SLURM_GPUS_PER_NODE"),) * nodes
     elif (per_task := environ.get("SLURM_GPUS_PER_TASK")) and "SLURM_TASKS_PER_NODE" in environ:
         each = _count(per_task, "SLURM_GPUS_PER_TASK")
         tasks = _per_host(environ, "SLURM_TASKS_PER_NODE", nodes) or ()
-        found = tuple(each * count for count in tasks)
+        counts = tuple(each * count for count in tasks)
     elif here is None:
         return None
     elif total := environ.get("SLURM_GPUS"):
         # --gpus=N spreads them as it likes: only an equal share says what the other hosts have.
         count = _count(total, "SLURM_GPUS")
-        found = (here,) * nodes if count == here * nodes else None
+        counts = (here,) * nodes if count == here * nodes else None
     else:
-        found = (here,) * nodes  # --gres counts for every node
-    if nodes == 1 and found is not None and here is not None and found != (here,):
-        asked_by = "SLURM_GPUS_PER_NODE" if asked else "SLURM_GPUS_PER_TASK"
-        raise DsrunError(f"is {here}, but {asked_by} says {found[0]}", where="SLURM_GPUS_ON_NODE")
-    return found
+        counts = (here,) * nodes  # --gres counts for every node
+    if nodes == 1 and counts is not None and here is not None and counts != (here,):
+        variable = "SLURM_GPUS_PER_NODE" if per_node else "SLURM_GPUS_PER_TASK"
+        raise DsrunError(f"is {here}, but {variable} says {counts[0]}", where="SLURM_GPUS_ON_NODE")
+    return counts
 
 
 def details_command(job_id: str) -> list[str]:
-    """What prints the text that `detailed` reads."""
+    """The command whose output `detailed` reads."""
     return ["scontrol", "show", "job", "--details", job_id]
 
 
-def detailed(found: SlurmJob, text: str) -> SlurmJob:
+def detailed(job: SlurmJob, text: str) -> SlurmJob:
     """The allocation with the GPUs that scontrol names for each host; as it is where the text names none.
 
-    For salloc's shell on a login node, which learns nothing of --gres, and for shares that are not equal.
+    This is for salloc's shell on a login node, which learns nothing of --gres, and for shares that are not equal.
     """
     counts: dict[str, int] = {}
     for match in re.finditer(r"^\s*Nodes=(\S+) CPU_IDs=.* GRES=(\S*)$", text, re.MULTILINE):
@@ -121,9 +124,9 @@ def detailed(found: SlurmJob, text: str) -> SlurmJob:
         number = sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^,(:]+:)?([0-9]+)(?=[(,]|$)", match[2])))
         for entry in hostlist.expand(match[1], default_slots=1):
             counts[entry.host] = counts.get(entry.host, 0) + number
-    if not any(counts.values()) or not all(host in counts for host in found.hosts):
-        return found
-    return replace(found, gpus=tuple(counts[host] for host in found.hosts))
+    if not any(counts.values()) or not all(host in counts for host in job.hosts):
+        return job
+    return replace(job, gpus=tuple(counts[host] for host in job.hosts))
 
 
 def _here(environ: Mapping[str, str]) -> int | None:
@@ -149,19 +152,19 @@ def _count(text: str, variable: str) -> int:
 
 
 def _per_host(environ: Mapping[str, str], variable: str, nodes: int) -> tuple[int, ...] | None:
-    """ "2(x3),1" is 2, 2, 2, 1; None where the variable is not set."""
+    """A number for each host: "2(x3),1" is 2, 2, 2, 1. None where the variable is not set."""
     text = environ.get(variable)
     if not text:
         return None
-    found: list[int] = []
+    counts: list[int] = []
     for piece in text.split(","):
         match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", piece.strip())
         if not match or int(match[2] or 1) > hostlist.MOST_HOSTS:
             raise DsrunError(f"is {text!r}", where=variable, hint="As 2(x3),1")
-        found += [int(match[1])] * int(match[2] or 1)
-    if len(found) != nodes:
-        raise DsrunError(f"is {text!r}: for {len(found)} nodes, and the job has {nodes}", where=variable)
-    return tuple(found)
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != nodes:
+        raise DsrunError(f"is {text!r}: for {len(counts)} nodes, and the job has {nodes}", where=variable)
+    return tuple(counts)
 
 
 def _number(environ: Mapping[str, str], variable: str, default: int) -> int:

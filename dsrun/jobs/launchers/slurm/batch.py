@@ -14,8 +14,8 @@ from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.shell_scripts import render
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.launchers.slurm.allocation import REQUEUE
-from dsrun.options.groups import HostOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import HostOptions
 
 TEMPLATE = "slurm.sbatch.j2"
 LOG = "slurm-%j.out"
@@ -99,12 +99,12 @@ def _problems(submission: Submission) -> Iterator[Problem]:
         hint = "Choose another --output-dir."
         yield Problem("Slurm can't write its log here: \\ or a control character", repr(path), hint)
     if cluster.container and submission.nodes > 1:
-        what = f"has a container, and the job {submission.nodes} nodes: Slurm's srun is not inside"
-        yield Problem(what, where, "Use one node, or a Python environment that all nodes see.")
+        fault = f"has a container, and the job {submission.nodes} nodes: Slurm's srun is not inside"
+        yield Problem(fault, where, "Use one node, or a Python environment that all nodes see.")
     limit_s = (cluster.time_limit_min or 0) * 60
     if limit_s and (cluster.signal_s or 0) >= limit_s:
-        what = f"is {cluster.signal_s}, and the time limit is {limit_s} s: the job would end at once"
-        yield Problem(what, f"{where}: signal_s", "Give it more --time.")
+        fault = f"is {cluster.signal_s}, and the time limit is {limit_s} s: the job would end at once"
+        yield Problem(fault, f"{where}: signal_s", "Give it more --time.")
 
 
 def _options(submission: Submission) -> list[str]:

@@ -1,1 +1,1 @@
-"""What the user sees of a running job: its progress, and what a script prints."""
+"""The display of a running job: its progress, and a script's output."""

@@ -1,4 +1,4 @@
-"""What the user sees of a running job: one calm line that moves, and a line for each thing worth keeping."""
+"""The display of a fine-tune: one calm line that moves, and a line for each thing worth keeping."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Meter:
         self._last: dict[str, Any] = {}
 
     def plan(self, total_steps: int, start_step: int) -> None:
-        """How far it goes."""
+        """Begin with these totals."""
         self.total_steps, self.step, self._start = total_steps, start_step, start_step
 
     def metrics(self, line: dict[str, Any]) -> bool:
@@ -195,8 +195,8 @@ def describe_event(event: dict[str, Any]) -> str:
             f"{counted(event['train_rows'], 'training row')}, {counted(event['eval_rows'], 'evaluation row')}"
         )
     if kind == "eval":
-        told = event.get("perplexity")
-        more = f", perplexity {told:,.2f}" if told is not None else ""
+        perplexity = event.get("perplexity")
+        more = f", perplexity {perplexity:,.2f}" if perplexity is not None else ""
         return f"step {event['step']}: evaluation loss {_loss_text(event['loss'])}{more}"
     if kind == "best":
         return f"step {event['step']}: the lowest evaluation loss so far, kept in {event['path']}"

@@ -1,4 +1,4 @@
-"""What the ranks of a script print, told while it runs: one text, what all of them print only once."""
+"""The output of a script's ranks while it runs, as one text: a line that all of them print is shown once."""
 
 from __future__ import annotations
 

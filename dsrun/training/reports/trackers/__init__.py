@@ -1,8 +1,12 @@
 """Trackers: where a run's curves are shown while it goes on, beside metrics.jsonl, which stays the truth.
 
 One module a tracker, named like it, with one function: `start(run: TrackedRun) -> Tracker`. It imports the tracker's
-own package, which reads its own variables (where to send to, keys, offline modes); no key passes through dsrun. What
-any of it raises is told once and changes nothing for the training (dsrun/training/reports/tracking.py).
+own package, which reads its own variables (where to send to, keys, offline modes); no key passes through dsrun. Its
+errors become notes, and change nothing for the training (dsrun/training/reports/tracking.py).
+
+accelerate.tracking, which has all five, is not used: its `finish` can't say that a run failed, its MLflow run belongs
+to the thread that started it, its wandb curves follow a step that only goes up, and it knows nothing of resuming by an
+id. A layer that adds these for each tracker would be as long as the modules here, of about thirty lines each.
 """
 
 from __future__ import annotations
@@ -14,16 +18,16 @@ from typing import Any, NamedTuple, Protocol
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker is told of a run as it starts."""
+    """A run, as its trackers get it at the start."""
 
     folder: Path
-    """The run's; a tracker keeps its own files in a folder of its own in there."""
+    """The run's folder; a tracker keeps its own files in a folder in it."""
     name: str
     project: str
     config: Mapping[str, Any]
     """The run's options; no secrets."""
     earlier: str | None
-    """What identifies the run with this tracker, where it was started before."""
+    """The tracker's id of the run, where it was started before."""
     step: int
     """Steps that are done; later ones may have been logged, and come again."""
 
@@ -32,13 +36,13 @@ class Tracker(Protocol):
     """A run that is being tracked."""
 
     run_id: str
-    """By which `start` finds it again."""
+    """The id by which `start` finds the run again."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of an optimizer step."""
+        """Log values of an optimizer step."""
 
     def finish(self, *, failed: bool) -> None:
-        """All is logged; send what is left."""
+        """Send what is left: all is logged."""
 
 
 def start(name: str, run: TrackedRun) -> Tracker:

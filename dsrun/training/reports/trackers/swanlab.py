@@ -10,7 +10,7 @@ from dsrun.training.reports.trackers import TrackedRun
 
 
 class SwanLab:
-    """One experiment of SwanLab's, which is continued under its id. A step that it has already it leaves as it is."""
+    """One experiment of SwanLab's, which is continued under its id. A step that was logged before stays as it is."""
 
     def __init__(self, run: TrackedRun) -> None:
         import swanlab

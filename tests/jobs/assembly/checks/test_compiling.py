@@ -9,7 +9,7 @@ import pytest
 from dsrun import packages
 from dsrun.jobs.assembly.checks import compiling
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 
 def found(stage=2, accelerator="cpu", environ=None, **given):

@@ -23,8 +23,8 @@ from dsrun.jobs.assembly.planning.subjects import subject
 from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import ANSWERED_AT_ONCE, MICRO_BATCH_MEAN
-from dsrun.options.table import Source
+from dsrun.options.layers import Source
+from dsrun.options.table import ANSWERED_AT_ONCE, MICRO_BATCH_MEAN
 from dsrun.planner.plan import FITS, OUT, TIGHT, Calibration
 
 GIB = 2**30
@@ -85,12 +85,16 @@ def test_auto_is_the_planners_first_choice(plan, machine):
         packing=job.training.packing,
     )  # fmt: skip
     base = setups.base_setup(what.shape, room, options, planned.job.precision)
-    plans = search.answer(base, PlanTarget(room, "", True), setups.all_presets()).plans
-    assert planned.job.preset == plans[0].preset
-    assert f"preset {plans[0].preset}: " in planned.notes[0]
-    assert plans[0].reason in planned.notes[0]
-    assert planned.job.zero_stage == plans[0].setup.stage
-    assert f"-{plans[0].preset}-" in planned.job.run_dir
+    where = PlanTarget(room, "", True)
+    best = search.settled(
+        search.answer(base, where, setups.all_presets(), recomputed=search.RECOMPUTED).plans
+    )
+    assert planned.job.preset == best.preset
+    assert f"preset {best.preset}: " in planned.notes[0]
+    assert best.reason in planned.notes[0]
+    assert planned.job.zero_stage == best.setup.stage
+    assert planned.job.training.recomputed == best.setup.checkpointing
+    assert f"-{best.preset}-" in planned.job.run_dir
 
 
 def test_auto_differs_with_the_machine(plan):
@@ -129,6 +133,75 @@ def test_auto_on_cpus(plan):
     planned = plan(machine, "llama-tiny", preset="auto")
     assert planned.job.preset != "auto"
     assert planned.job.prediction["device"] == "cpu"
+
+
+# The planner chooses where nobody has
+
+
+STANDS = {
+    "8 x H100": cards(8, 79, "NVIDIA H100 80GB HBM3", (9, 0), host=1000),
+    "8 x A100-40G": cards(8, 39, "NVIDIA A100-SXM4-40GB", host=1000, total=40),
+    "2 x V100-32G": replace(V100S, host_memory_bytes=1000 * GIB),
+    "4 x RTX 4090": cards(4, 23.5, "NVIDIA GeForce RTX 4090", (8, 9), host=1000, total=24),
+    "1 x B200": cards(1, 178, "NVIDIA B200", (10, 0), host=1000, total=180),
+    "1 x GH200": cards(1, 94.5, "NVIDIA GH200 480GB", (9, 0), host=1000, total=96),
+    "a card that no file describes": cards(2, 90, "NVIDIA Foo", (9, 0), host=1000, total=96),
+}
+
+
+@pytest.mark.parametrize("name", STANDS)
+def test_it_takes_the_fastest_that_fits(plan, name):
+    """Within 5 % of the fastest that is sure to fit, of all presets, splits and ways to compute again."""
+    machine = STANDS[name]
+    count = len(machine.gpus)
+    planned = plan(machine, "llama-3-8b", gpus=count)
+    job = planned.job
+    what, room = subject("llama-3-8b"), room_here(machine, range(count))
+    length = job.data.max_source_length + job.data.max_target_length
+    share = job.micro_batch * job.grad_accum
+    assert share * count == 16, "what a step holds stays"
+    splits = [(size, share // size) for size in range(1, share + 1) if share % size == 0]
+    options = PlanOptions(seq_len=length, packing=job.training.packing)
+    base = setups.base_setup(what.shape, room, options, job.precision)
+    plans = search.answer(
+        base, PlanTarget(room, "", True), setups.all_presets(), recomputed=search.RECOMPUTED, batches=splits
+    ).plans
+    sure = min(one.speed.seconds_per_step for one in plans if one.verdict == FITS)
+    assert job.prediction["step_seconds"] <= 1.05 * sure
+    (note,) = (note for note in planned.notes if note.startswith("preset "))
+    assert note.startswith(f"preset {job.preset}: ")
+    assert " a step by the plan" in note
+    assert "zero2-offload" in note, "the model file's own is shown beside it"
+    assert ("is planned as a100-80g" in note) == ("Foo" in machine.gpus[0].name)
+
+
+def test_eight_h100s_do_not_offload(plan):
+    job = plan(STANDS["8 x H100"], "llama-3-8b", gpus=8).job
+    assert (job.preset, job.training.activation_checkpointing) == ("zero1", "none")
+
+
+def test_what_somebody_gives_stays(plan):
+    machine = STANDS["8 x H100"]
+    assert plan(machine, "llama-3-8b", gpus=8, preset="zero2-offload").job.preset == "zero2-offload"
+    job = plan(machine, "llama-3-8b", gpus=8, activation_checkpointing="full", micro_batch=1).job
+    assert (job.preset, job.micro_batch) == ("zero1", 1)
+    assert job.training.activation_checkpointing == "full"
+    job = plan(machine, "chatglm2-6b", gpus=8, official=True, save_steps=6000, last_checkpoint=False).job
+    assert (job.training.activation_checkpointing, job.micro_batch) == ("full", 4), "the recipe's"
+
+
+def test_without_a_plan_the_model_files_preset_holds(plan, make_folder):
+    other = make_folder(OTHER)
+    assert plan(EIGHT, str(other), gpus=8).job.preset == plan(EIGHT, str(other), gpus=1).job.preset
+    cpu = Machine("cpu", (), 4, "a machine of paper", 640 * GIB)
+    assert plan(cpu, "chatglm2-6b", gpus=1).job.preset == "zero2-offload"
+    assert plan(EIGHT, "llama-3-8b", gpus=8, tp=2, attention="sdpa", packing=False).job.preset == "zero3"
+
+
+def test_where_nothing_fits_the_refusal_names_the_files_preset(plan):
+    problem = refused(plan, cards(1, 10, host=20), "llama-3-8b", micro_batch=16)
+    assert problem.where == "preset zero2-offload"
+    assert problem.hint.startswith("It fits with: ")
 
 
 # What can't fit

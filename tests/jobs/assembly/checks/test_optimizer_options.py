@@ -90,9 +90,9 @@ def the_refusal(*args, **given) -> str:
 
 def test_the_config_has_no_optimizer_and_the_job_its_numbers(install):
     install("bitsandbytes")
-    plain = planned(lr=3e-4).job
-    found = planned(lr=3e-4, optimizer="adamw-8bit", overrides=["optimizer.params.betas=[0.9, 0.95]"])
-    job = found.job
+    plain = planned(lr=3e-4, preset="zero2").job
+    betas = ["optimizer.params.betas=[0.9, 0.95]"]
+    job = planned(lr=3e-4, preset="zero2", optimizer="adamw-8bit", overrides=betas).job
     assert "optimizer" not in job.ds_config
     assert job.ds_config[UNTESTED] is True
     assert job.training.optimizer == "adamw-8bit"
@@ -200,7 +200,7 @@ def run(install, tmp_path):
     """A run with the 8-bit optimizer that has a checkpoint: its folder and its job."""
     install("bitsandbytes")
     folder = tmp_path / "run"
-    job = planned(optimizer="adamw-8bit", output_dir=folder, gpus=2).job
+    job = planned(optimizer="adamw-8bit", preset="zero2", output_dir=folder, gpus=2).job
     checkpoint = folder / "checkpoints" / "step-2"
     checkpoint.mkdir(parents=True)
     (checkpoint / MARK).write_text(json.dumps({"step": 2, "layout": {}}))
@@ -358,7 +358,9 @@ def test_attention_arrives(install):
 
 def test_a_matrix_of_scores_is_planned_for():
     took = [
-        planned(attention=name, micro_batch=64, grad_accum=1).job.prediction["gpu_allocated_bytes"]
+        planned(attention=name, preset="zero2", micro_batch=64, grad_accum=1).job.prediction[
+            "gpu_allocated_bytes"
+        ]
         for name in ("eager", "sdpa")
     ]
     assert took[0] > took[1]

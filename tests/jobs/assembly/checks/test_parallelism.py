@@ -20,8 +20,8 @@ from dsrun.jobs.assembly.checks.parallelism import (
 from dsrun.models.tensor_parallel import NETWORKS
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import by_pipeline
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
+from dsrun.options.table import ParallelismOptions
 
 
 def setup_of(tp: int = 2, devices: tuple[int, ...] = (4,), sp: int = 1, **more) -> ParallelSetup:

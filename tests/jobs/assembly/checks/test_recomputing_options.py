@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.jobs.assembly.checks.recomputing import problems
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 
 def wrong(accelerator, architecture=None, **values):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsrun.jobs.assembly.checks.tiles import problems, settled
-from dsrun.options.groups import ComputeOptions
+from dsrun.options.table import ComputeOptions
 
 ANY = ComputeOptions()
 LONG = {"tokens": 131072, "vocabulary": 128256, "network": "llama"}

@@ -11,7 +11,7 @@ import pytest
 from dsrun.job import job as jobs
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.assembly.checks.packages import check_trackers
-from dsrun.options.groups import TRACKERS, TrackerOptions
+from dsrun.options.table import TRACKERS, TrackerOptions
 
 
 @pytest.fixture

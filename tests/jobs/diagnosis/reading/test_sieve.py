@@ -79,7 +79,7 @@ def test_what_is_searched_whole_keeps_what_its_shapes_keep(end, monkeypatch):
     lines[7], lines[30_000], lines[41_234] = b"ERROR: a", "中文 Error: b".encode(), b"x Fa7tal y Fatal z"
     text = b"\x1b[31m" + end.join(lines) + end
     found = Sieve(SEARCH, large=True).read(io.BytesIO(text))
-    monkeypatch.setattr(LiteralSearch, "fast", lambda _: None)
+    monkeypatch.setattr(LiteralSearch, "fast", lambda *_: None)
     assert found == kept(text)
     assert len(found) > 400
 
@@ -107,7 +107,7 @@ def test_the_same_lines_with_and_without_hyperscan(tmp_path, monkeypatch, half):
     path.write_bytes(b"\n".join(lines))
     log = [log_files.named(path)]
     searched = log_files.lines_of(log, index)
-    monkeypatch.setattr(LiteralSearch, "fast", lambda _: None)
+    monkeypatch.setattr(LiteralSearch, "fast", lambda *_: None)
     assert log_files.lines_of(log, index) == searched
     assert len(searched) > 79 * len(examples)
 

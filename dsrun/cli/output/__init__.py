@@ -1,0 +1,1 @@
+"""Results of commands for people and machines: columns, JSON, texts, pictures."""

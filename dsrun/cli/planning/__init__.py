@@ -1,0 +1,1 @@
+"""The parts of `dsrun plan`: tables and sentences, pictures, measuring, calibrating."""

@@ -1,0 +1,168 @@
+"""`dsrun plan` for a training: decided first (`decide`), then shown as text or JSON (`report`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.cli.output.results import print_json
+from dsrun.cli.planning import plan_text as text
+from dsrun.cli.planning.plan_case import PlanCase, base_of, recomputed
+from dsrun.errors import DsrunError, Problem
+from dsrun.options.commands import PlanOptions
+from dsrun.planner.plan import OUT, Plan
+
+if TYPE_CHECKING:
+    from dsrun.jobs.assembly.plan_target import PlanTarget
+    from dsrun.jobs.assembly.planning.remarks import Cost
+    from dsrun.jobs.assembly.planning.search import RankedPlans
+    from dsrun.jobs.assembly.planning.setups import Divided
+    from dsrun.options.layers import Resolved
+    from dsrun.planner.setup import Setup
+
+
+@dataclasses.dataclass(frozen=True)
+class UsualMachine:
+    """The best plan on a usual machine, for users who have no GPU here and named none."""
+
+    name: str
+    """Its GPUs: "2 x rtx-4090"."""
+    target: PlanTarget
+    plan: Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlans:
+    """All that is shown of a training's plans."""
+
+    case: PlanCase
+    ranked: RankedPlans
+    usual: list[UsualMachine]
+    cost: Cost | None
+    notes: list[str]
+
+    @property
+    def best(self) -> Plan | None:
+        return self.ranked.plans[0] if self.ranked.plans else None
+
+
+def decide(case: PlanCase) -> TrainingPlans:
+    """The plans of every preset, ranked, and remarks on them. Raises DsrunError for a named preset that can't be
+    planned."""
+    from dsrun.jobs.assembly.planning import remarks, search
+
+    requested, target = case.requested, case.target
+    base, plans, split_notes = _search(case, target, requested)
+    ranked = plans(base)
+    usual = _on_usual_machines(case, ranked)
+    if case.options.presets and ranked.skipped:
+        raise DsrunError([Problem(why, f"--preset {name}") for name, why in ranked.skipped.items()])
+    notes = [*case.notes, *split_notes, *remarks.notes(case.subject, target, ranked)]
+    fixed = requested.said("micro_batch") or requested.said("grad_accum")
+    checkpointing = requested.said("activation_checkpointing")
+    notes += search.faster(base, ranked, plans, batch=fixed, checkpointing=checkpointing)
+    cost = remarks.cost(ranked.plans[0], case.lengths, case.options.price) if ranked.plans else None
+    return TrainingPlans(case, ranked, usual, cost, notes)
+
+
+def _search(
+    case: PlanCase,
+    target: PlanTarget,
+    requested: Resolved[PlanOptions],
+    known: dict[Hashable, Divided] | None = None,
+) -> tuple[Setup, Callable[[Setup], RankedPlans], list[str]]:
+    """The base of a target's plans, the function that ranks the plans of such a base, and notes on how a step is split.
+
+    known: the presets' fields for other machines, by all of a machine that they depend on; filled.
+    """
+    from dsrun.jobs.assembly.planning import search, setups
+
+    requested, batches, notes = search.batches(requested, target.room.ranks)
+    options = requested.options
+    base = base_of(case, target, options, case.mean_tokens)
+    tried = recomputed(case)
+    room, known = target.room, {} if known is None else known
+    # Building a preset's config takes longer than planning with it, so that machines which it can't tell apart share
+    # it.
+    alike = room.gpus, room.nodes, room.nvme_bytes is None, base.precision, base.micro_batch, base.grad_accum
+    if alike not in known:
+        names = options.presets or setups.presets_for(options.optimizer, base, room)
+        known[alike] = setups.preset_fields(names, room, base)
+    divided = known[alike]
+
+    def plans(base: Setup) -> RankedPlans:
+        # One split alone is the base's, which a caller may have changed to try another.
+        splits = batches if len(batches) > 1 else ()
+        return search.answer(base, target, divided[0], recomputed=tried, batches=splits, divided=divided)
+
+    return base, plans, notes
+
+
+def _on_usual_machines(case: PlanCase, ranked: RankedPlans) -> list[UsualMachine]:
+    """The best plan on each of a few usual machines, where this one has no GPU and nothing fits it."""
+    from dsrun.jobs.assembly import plan_target
+
+    if case.target.room.accelerator != "cpu" or (ranked.plans and ranked.plans[0].verdict != OUT):
+        return []
+    machines = []
+    known: dict[Hashable, Divided] = {}
+    for gpu, gpus in plan_target.USUAL_GPUS:
+        machine = {"gpu": gpu, "gpus": gpus, "host_memory": None, "nvme": None}
+        requested = case.requested.settled(machine, "a usual machine")
+        target = plan_target.target(requested.options, None)
+        with suppress(DsrunError):  # the requested batch can't be divided by so many
+            base, plans, _ = _search(case, target, requested, known)
+            machines += [UsualMachine(f"{gpus} x {gpu}", target, plan) for plan in plans(base).plans[:1]]
+    return machines
+
+
+def report(plans: TrainingPlans) -> bool:
+    """Print the plans, and draw them with --plot. Returns whether one fits. Raises DsrunError for a picture."""
+    case, options = plans.case, plans.case.options
+    if options.plot:
+        from dsrun.cli.planning.plot import draw
+
+        draw(plans.ranked.plans, case.target.room, Path(options.plot))
+    if options.as_json:
+        print_json("plan", value_of(plans))
+    else:
+        show(plans)
+    return plans.best is not None and plans.best.verdict != OUT
+
+
+def value_of(plans: TrainingPlans) -> dict[str, Any]:
+    """The plans for machines."""
+    case = plans.case
+    return {
+        "model": {"name": case.subject.name, **dataclasses.asdict(case.subject.shape)},
+        "place": case.target.text,
+        "plans": [text.as_value(plan, case.target.room) for plan in plans.ranked.plans],
+        "skipped": plans.ranked.skipped,
+        "advice": text.advice_value(plans.ranked.advice),
+        "usual": [
+            {"gpus": usual.name, **text.as_value(usual.plan, usual.target.room)} for usual in plans.usual
+        ],
+        "cost": plans.cost and dataclasses.asdict(plans.cost),
+        "notes": plans.notes,
+    }
+
+
+def show(plans: TrainingPlans) -> None:
+    """Print the plans for people: a table, then what follows from it."""
+    case, best, options = plans.case, plans.best, plans.case.options
+    text.heading(case.subject, case.target)
+    if best:
+        text.say(text.batch_text(best.setup))
+        text.table(plans.ranked.plans, case.target.room, wide=options.wide)
+        if best.verdict == OUT:
+            text.advice(plans.ranked.advice)
+    text.print_notes(plans.notes)
+    text.print_notes(f"{name} is left out: {why}" for name, why in plans.ranked.skipped.items())
+    text.usual({usual.name: usual.plan for usual in plans.usual})
+    if plans.cost and best and best.verdict != OUT:
+        text.cost(plans.cost)
+    if options.components and best:
+        text.components(best, case.target.room)

@@ -1,0 +1,380 @@
+"""Continue from a checkpoint that other ranks wrote: another number of them, another ZeRO stage, another offload.
+
+DeepSpeed's own way (ds_to_universal, then checkpoint.load_universal) writes everything once more, can't go from stages
+1 and 2 to 3 or back, and knows nothing of stage 0. Here the files are read as they are. Every stage keeps an
+optimizer's numbers in a few flat tensors; what differs is only which elements of which weight lie where:
+
+| stage | flat tensors | what lies in rank r's |
+| --- | --- | --- |
+| 0, fp32 | none: the model's own weights | every weight |
+| 0, 16 bits | one (fused Adam), or a copy of each weight | every weight, one after the other |
+| 1, 2 | one a parameter group | the r-th of equal runs through all weights; a weight goes on with the next rank |
+| 3 | one a parameter group | the r-th of equal shares of every weight, the last one padded |
+
+So both sides are described by the same two values, `Piece` and `Shard`. A weight w of 10 elements, saved at stage 3
+by two ranks and read at stage 3 by three (x: padding):
+
+    saved    rank 0: w[0:5] = Piece(w, first=0, ..., count=5)    rank 1: w[5:10]
+    held     rank 0: w[0:4]    rank 1: w[4:8]    rank 2: w[8:10] x x
+
+Rank 1 copies w[4:5] from the first file and w[5:8] from the second. Each rank does the same (`load`):
+
+1. `read`: the files of all ranks, mapped into memory, as shards: what lies where in them.
+2. `_held`: the flat tensors of this rank's own optimizer, as shards.
+3. `_fill`: of each piece that this rank holds, copy what overlaps with the saved ones: the fp32 weights, and what the
+   optimizer keeps of each (Adam's two moments). Missing elements are an error, padding is zero.
+4. `_put_states`: hand the moments and Adam's step count to the optimizer.
+5. `_update_16_bit_weights`: make the weights that are computed with from the fp32 ones.
+6. The loss scaler, the engine's counters, and where a scheduler of the config's is.
+
+Where a term says a file, it is DeepSpeed 0.19's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError
+from dsrun.training import pickles
+from dsrun.training.engines.checkpoints.divided import Rejoined, divisions, whole_weights
+from dsrun.training.engines.checkpoints.saved import LazyWeights, Piece, Saved, Shard, laid_flat
+
+MP_RANK = re.compile(r"mp_rank_(\d+)_")
+SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes of fp16's loss scaler that change; the others are in the config (runtime/fp16/loss_scaler.py)."""
+MALFORMED = (KeyError, IndexError, AttributeError, ValueError, TypeError)
+"""Errors of reading files that have another form than DeepSpeed's."""
+Inner = list[dict[str, Any]]
+"""The inner optimizer's states: one a flat tensor, or at stage 0 one a weight."""
+
+
+def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
+    """Restore weights, optimizer and loss scale on every rank, whatever wrote them; returns the steps done.
+
+    Every rank reads, through memory maps, what it is going to hold; under tensor parallelism one whole weight at a
+    time.
+    tp: tensor-parallel ranks of this job; wrote: of the job that wrote the checkpoint.
+    Raises DsrunError where the files are not ones that this knows, or don't hold the whole model.
+    """
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    parts = [read(folder, _sizes(engine), rank) for rank in range(wrote)]
+    saved = parts[0]  # counters, loss scale and schedule are the same in every rank's files
+    content: Saved | Rejoined = saved
+    if tp > 1 or wrote > 1:
+        content = Rejoined(parts, divisions(engine), folder)
+    if stage == 3:
+        optimizer.checkpoint_event_prologue()
+    for shard in _held(engine, tp):
+        _fill(shard, content, folder)
+        _put_states(optimizer, shard, saved.adam_steps)
+    _update_16_bit_weights(engine)
+    if stage == 3:
+        optimizer.checkpoint_event_epilogue()
+    scaler = getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
+    for name, value in saved.scaling.items():
+        if hasattr(scaler, name):
+            setattr(scaler, name, value)
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, saved.counters[name])
+    if engine.lr_scheduler is not None and saved.schedule:
+        engine.lr_scheduler.load_state_dict(saved.schedule)
+        engine.lr_scheduler.step(saved.schedule["last_batch_iteration"])  # sets the rate as that step did
+    return saved.counters["step"]
+
+
+def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
+    """A checkpoint's files, mapped into memory. sizes: elements of every trained weight, in the optimizer's order.
+
+    rank: the tensor-parallel rank that wrote the files.
+    """
+    try:
+        model, files = _files(folder, rank)
+        shapes = _shapes(model, files)
+        if not files:
+            # This job's sizes give the order alone: another number of tensor-parallel ranks wrote other shapes.
+            sizes = {name: math.prod(shapes.get(name, (size,))) for name, size in sizes.items()}
+            shards, inner = _of_stage_0(model, sizes)
+            scaler = model["optimizer"]
+        else:
+            stage_3 = _is_stage_3(files)
+            shards, inner = (
+                _of_stage_3(files, model["param_shapes"]) if stage_3 else _of_stages_1_and_2(files)
+            )
+            scaler = vars(files[0]["loss_scaler"])
+        counters = {
+            name: int(model[name]) for name in ("step", "global_steps", "global_samples", "skipped_steps")
+        }
+    except MALFORMED as error:
+        raise DsrunError(
+            f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})",
+            where=str(folder),
+            hint="Continue it with the preset and the number of ranks that wrote it.",
+        ) from error
+    # At stage 0 in fp32 FusedAdam counts in the last weight's state alone (ops/adam/fused_adam.py).
+    steps = max((int(state["step"]) for state in inner if "step" in state), default=0)
+    scaling = {name: scaler[name] for name in SCALING if name in scaler}
+    return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {}, shapes)
+
+
+def _shapes(model: Mapping[str, Any], files: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights in a model's file; stage 3 has no weights there, and writes their shapes instead."""
+    if _is_stage_3(files):
+        return {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
+    weights = model.get("module", {})
+    return {name: tuple(weight.shape) for name, weight in weights.items() if torch.is_tensor(weight)}
+
+
+def _is_stage_3(files: list[Any]) -> bool:
+    return bool(files) and "fp32_flat_groups" in files[0]
+
+
+def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
+    """Every trained weight in a checkpoint, whole, by its name in the model; read in one process, on the CPU.
+
+    Stages 0 to 2 keep the weights that are computed with in one file, which is mapped into memory. Stage 3 keeps the
+    ranks' shares of the fp32 copies, tensor-parallel ranks keep parts: those are put together when they are asked for.
+    Raises DsrunError where the files are not ones that this knows, or don't hold the whole weights.
+    """
+    names = [MP_RANK.search(path.name) for path in folder.glob("*model_states.pt")]
+    ranks = len({name[1] for name in names if name})
+    try:
+        parts = [_weights_of(*_files(folder, rank)) for rank in range(max(1, ranks))]
+    except MALFORMED as error:
+        raise DsrunError(
+            f"holds no whole weights ({type(error).__name__}: {error})",
+            where=str(folder),
+            hint="Continue the run: its end writes the model.",
+        ) from error
+    return whole_weights(parts) if ranks > 1 else parts[0]
+
+
+def _files(folder: Path, rank: int) -> tuple[Any, list[Any]]:
+    """A tensor-parallel rank's files, mapped into memory: its model, and the optimizer's states of each data-parallel
+    rank; no states at stage 0. Raises IndexError where there is nothing."""
+    models = sorted(folder.glob(f"*mp_rank_{rank:02d}_model_states.pt"), key=_rank_of)
+    states = sorted(folder.glob(f"*zero_pp_rank_*_mp_rank_{rank:02d}_optim_states.pt"), key=_rank_of)
+    return pickles.load(models[0]), [pickles.load(path)["optimizer_state_dict"] for path in states]
+
+
+def _weights_of(model: Any, files: list[Any]) -> Mapping[str, torch.Tensor]:
+    if not _is_stage_3(files):
+        return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
+    shapes = _shapes(model, files)
+    parts: dict[str, list[tuple[Piece, torch.Tensor]]] = defaultdict(list)
+    for _, _, flat, pieces in _stage_3_parts(files, model["param_shapes"]):
+        for piece in pieces:
+            parts[piece.name].append((piece, flat))
+    return LazyWeights(shapes, lambda name: laid_flat(parts[name]).reshape(shapes[name]))
+
+
+def _rank_of(path: Path) -> int:
+    """The rank that wrote a file; 0 for one that all share."""
+    rank = re.search(r"zero_pp_rank_(\d+)_", path.name)
+    return int(rank[1]) if rank else 0
+
+
+# What a checkpoint's files hold: the shards, and the optimizer's own states.
+
+
+def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], Inner]:
+    """A rank's flat tensor holds a run of the weights; a weight goes on with the next rank (stage_1_and_2.py)."""
+    shards, inner = [], []
+    # The files say where in the flat tensor a weight's run lies, not which of the weight's elements it begins with: in
+    # the order of the ranks that is where the rank before stopped.
+    begun: dict[str, int] = defaultdict(int)
+    for file in files:
+        base = file["base_optimizer_state"]
+        flats, slices = file["single_partition_of_fp32_groups"], file["param_slice_mappings"]
+        for group, weights, addresses in zip(base["param_groups"], flats, slices, strict=True):
+            state = base["state"][group["params"][0]]
+            pieces = []
+            for name, address in addresses.items():
+                pieces.append(Piece(name, begun[name], address.start, address.numel))
+                begun[name] += address.numel
+            shards.append(Shard(weights, _like(weights, state), pieces))
+            inner.append(state)
+    return shards, inner
+
+
+def _of_stage_3(files: list[Any], shapes: list[Mapping[str, Any]]) -> tuple[list[Shard], Inner]:
+    """Every rank holds an equal share of every weight, the last one a padded one (partition_parameters.py)."""
+    shards, inner = [], []
+    for file, group, weights, pieces in _stage_3_parts(files, shapes):
+        state = file["optimizer_state_dict"]["state"][group]
+        shards.append(Shard(weights, _like(weights, state), pieces))
+        inner.append(state)
+    return shards, inner
+
+
+def _stage_3_parts(
+    files: list[Any], shapes: list[Mapping[str, Any]]
+) -> Iterator[tuple[Any, int, torch.Tensor, list[Piece]]]:
+    """Each rank's file, with each parameter group's number, flat tensor, and what lies where in it."""
+    for rank, file in enumerate(files):
+        for number, (flat, group) in enumerate(zip(file["fp32_flat_groups"], shapes, strict=True)):
+            sizes = {name: shape.numel() for name, shape in group.items()}
+            if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
+            yield file, number, flat, _shares(sizes, rank, len(files))
+
+
+def _of_stage_0(model: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[list[Shard], Inner]:
+    """In fp32 the model's weights are the optimizer's; in 16 bits they are one flat tensor, or a list of copies."""
+    file = model["optimizer"]
+    base = file.get("optimizer_state_dict", file)
+    states = [base["state"][number] for group in base["param_groups"] for number in group["params"]]
+    if "fp32_groups_flat" in file:
+        (weights,) = file["fp32_groups_flat"]
+        return [Shard(weights, _like(weights, states[0]), _in_a_row(sizes))], states
+    if "fp32_groups" in file:
+        tensors = [tensor for group in file["fp32_groups"] for tensor in group]
+    else:
+        tensors = [model["module"][name] for name in sizes]
+    return [
+        Shard(tensor.reshape(-1), _like(tensor, state), [Piece(name, 0, 0, sizes[name])])
+        for name, tensor, state in zip(sizes, tensors, states, strict=True)
+    ], states
+
+
+# What this rank's engine holds
+
+
+def _sizes(engine: Any) -> dict[str, int]:
+    """Elements of every trained weight, or of this rank's part, in the order that the optimizer was given them."""
+    return {
+        engine.param_names[weight]: int(getattr(weight, "ds_numel", None) or weight.numel())
+        for weight in engine.module.parameters()
+        if weight.requires_grad
+    }
+
+
+def _held(engine: Any, tp: int = 1) -> Iterator[Shard]:
+    """The flat tensors that this rank's optimizer steps on, with what lies in them.
+
+    Of tp neighbours each has a part of every weight, which ZeRO divides over the ranks with the same part.
+    """
+    optimizer, names = engine.optimizer, engine.param_names
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
+        for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            sizes = {names[weight]: weight.ds_numel for weight in group}
+            yield Shard(flat, {}, _shares(sizes, dist.get_rank() // tp, dist.get_world_size() // tp))
+    elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
+        flats = optimizer.single_partition_of_fp32_groups
+        for group, flat in zip(optimizer.bit16_groups, flats, strict=True):
+            pieces = []
+            for weight in group:
+                if mapping := weight._hp_mapping:  # None: no element of it lies on this rank
+                    master = mapping.hp_fragment_address
+                    first = mapping.lp_fragment_address.start
+                    pieces.append(Piece(names[weight], first, master.start, master.numel))
+            yield Shard(flat, {}, pieces)
+    elif hasattr(optimizer, "fp32_groups_flat"):  # stage 0 in 16 bits, with a fused Adam
+        (flat,) = optimizer.fp32_groups_flat
+        yield Shard(flat, {}, _in_a_row(_sizes(engine)))
+    else:
+        tensors = [tensor for group in _base(optimizer).param_groups for tensor in group["params"]]
+        for (name, size), tensor in zip(_sizes(engine).items(), tensors, strict=True):
+            yield Shard(tensor, {}, [Piece(name, 0, 0, size)])
+
+
+def _base(optimizer: Any) -> Any:
+    """The Adam inside DeepSpeed's optimizer; at stage 0 in fp32 there is nothing around it."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+@torch.no_grad()
+def _fill(shard: Shard, saved: Saved | Rejoined, folder: Path) -> None:
+    """Copy a shard's weights, and make tensors for its states, in which padding is zero.
+
+    Raises DsrunError where the checkpoint lacks an element: every piece has to be met in full, for the weights would
+    keep what the model was loaded with, and nobody would see it but by the loss.
+    """
+    weights = shard.weights.data.view(-1)
+    for piece in shard.pieces:
+        copied = 0
+        for source, start, offset, count in saved.overlaps(piece):
+            weights[offset : offset + count].copy_(source.weights.reshape(-1)[start : start + count])
+            for name, values in source.states.items():
+                if name not in shard.states:
+                    shard.states[name] = torch.zeros_like(
+                        shard.weights, dtype=values.dtype, requires_grad=False
+                    )
+                target = shard.states[name].view(-1)
+                target[offset : offset + count].copy_(values.reshape(-1)[start : start + count])
+            copied += count
+        if copied != piece.count:
+            raise DsrunError(
+                f"holds {copied} of {piece.count} elements of {piece.name}",
+                where=str(folder),
+                hint="Was it written by the same model?",
+            )
+
+
+def _put_states(optimizer: Any, shard: Shard, adam_steps: int) -> None:
+    """Give the optimizer its states. torch's own optimizers count in a tensor, DeepSpeed's in an int."""
+    base = _base(optimizer)
+    plain = type(base).__module__.startswith("torch.optim")
+    step = torch.tensor(float(adam_steps)) if plain else adam_steps
+    base.state[shard.weights] = {"step": step, **shard.states}
+
+
+@torch.no_grad()
+def _update_16_bit_weights(engine: Any) -> None:
+    """Make the weights that are computed with from the fp32 ones, as the end of a step does."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+        return
+    computed: list[Any] = []  # at stage 0 in fp32 the optimizer steps the model's own weights
+    masters: list[Any] = []
+    if stage == 3:
+        computed, masters = optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat
+    elif hasattr(optimizer, "fp32_groups_flat"):  # the model's weights are views of the flat tensors
+        computed, masters = optimizer.fp16_groups_flat, optimizer.fp32_groups_flat
+    elif hasattr(optimizer, "fp32_groups"):
+        computed = [*itertools.chain(*optimizer.fp16_groups)]
+        masters = [*itertools.chain(*optimizer.fp32_groups)]
+    for weights, master in zip(computed, masters, strict=True):
+        weights.data.copy_(master.data)
+
+
+def _like(weights: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The entries of an optimizer's state that have a value for each weight. They may be padded."""
+    return {
+        name: value
+        for name, value in state.items()
+        if torch.is_tensor(value) and value.dim() and value.numel() >= weights.numel()
+    }
+
+
+def _share(size: int, ranks: int) -> int:
+    """Elements of a weight that each rank holds at stage 3, padding included."""
+    return -(-size // ranks)
+
+
+def _shares(sizes: Mapping[str, int], rank: int, ranks: int) -> list[Piece]:
+    """One rank's share of every weight, one after another. The last shares may be short of elements, or empty."""
+    pieces, offset = [], 0
+    for name, size in sizes.items():
+        share = _share(size, ranks)
+        first = min(rank * share, size)
+        pieces.append(Piece(name, first, offset, min(share, size - first)))
+        offset += share
+    return pieces
+
+
+def _in_a_row(sizes: Mapping[str, int]) -> list[Piece]:
+    """Whole weights, one after another."""
+    pieces: list[Piece] = []
+    for name, size in sizes.items():
+        pieces.append(Piece(name, 0, pieces[-1].offset + pieces[-1].count if pieces else 0, size))
+    return pieces
