@@ -22,6 +22,7 @@ from dsrun.job import checkpoints
 from dsrun.job.checkpoints import Mark, WrittenFile
 from dsrun.job.job import Job
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
+from dsrun.training import zip_digests
 from dsrun.training.barrier import barrier, from_all_ranks
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of
@@ -263,10 +264,13 @@ def _own_files(folder: Path, job: Job) -> list[Path]:
 
 
 def _reach_disk_with_digests(folder: Path, files: list[Path]) -> dict[str, WrittenFile]:
-    """Wait until files are on the disk, and make their digests meanwhile: from the page cache, without the disk."""
+    """Wait until files are on the disk, and make their digests meanwhile: from those that torch made as it wrote, and
+    from the page cache."""
     with ThreadPoolExecutor(1) as beside:
         synced = beside.submit(reach_disk, files)
-        written = {str(path.relative_to(folder)): WrittenFile.of(path, dist.get_rank()) for path in files}
+        written = {
+            str(path.relative_to(folder)): zip_digests.written(path, dist.get_rank()) for path in files
+        }
         synced.result()
     return written
 
