@@ -27,6 +27,7 @@ ALLOWED = {
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
+    "releases": set(),
     "cluster": {"host"},
     "job": {"host", "options"},
     "jobs.diagnosis": {"host", "job"},
@@ -44,6 +45,7 @@ ALLOWED = {
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
     "host",
+    "releases",
     "training",
     "reports",
     "jobs.supervision",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 
 from dsrun.releases import packed
 from dsrun.releases.packed import PackageReleases, PackedEntry
@@ -29,8 +28,8 @@ KINDS = {
 CLASSES = ("c", "d")
 DEEPEST = 8
 """Links, or bases, that are followed one after the other."""
-CLOSE_IF_NEW, CLOSE = 0.6, 0.75
-"""How much alike a name has to be: one that came as the other went, and any other."""
+CLOSE_IF_NEW, CLOSE, CLOSE_IF_OLD = 0.6, 0.75, 0.85
+"""How much alike a name has to be: one that came as the other went, one to be asked about, one that was there."""
 INSTEAD = re.compile(
     r"(?:\buse|\busing|in favou?r of|renamed to|replaced (?:by|with)|moved to|switch to|set)\s+"
     r"(?:the\s+)?(?:new\s+)?(?:`{1,2}|['\"])?([A-Za-z_][\w.]*)",
@@ -130,17 +129,10 @@ class NameRecord:
         ]
 
 
-def package_of(path: str) -> PackageReleases | None:
-    """The package that a path begins with; None for one that there are no data of."""
-    top = path.partition(".")[0]
-    name = next((name for name in packed.packages() if name.replace("-", "_") == top), "")
-    return packed.package(name) if name else None
-
-
 def look_up(path: str, parameter: str = "") -> NameRecord:
     """What the releases say of a module, name or member, or of a parameter of it. Raises LookupError where there are
     no data of the package."""
-    package = package_of(path)
+    package = packed.package_of(path)
     if package is None:
         raise LookupError(path)
     module, rest = longest_module(package, path)
@@ -217,7 +209,7 @@ def definitions(
 def behind(package: PackageReleases, path: str, releases: int = -1, depth: int = 0) -> list[Definition]:
     """The definitions at a path of the same package."""
     holder, _, name = path.rpartition(".")
-    module = package.module(holder) if package_of(path) is package else None
+    module = package.module(holder) if packed.package_of(path) is package else None
     return definitions(package, module, name, releases, depth) if module else []
 
 
@@ -273,9 +265,9 @@ def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tupl
         for base in one.entry.of("<"):
             path = base.text
             holder, _, name = path.rpartition(".")
-            if module := package.module(holder) if package_of(path) is package else None:
+            if module := package.module(holder) if packed.package_of(path) is package else None:
                 path = _target(list(module.of("", name))) or path
-            if package_of(path) not in (None, package):
+            if packed.package_of(path) not in (None, package):
                 found[path] = None
         waiting += [(below, depth + 1) for below in _bases(package, one, one.releases, depth)]
     return tuple(found)
@@ -294,8 +286,12 @@ def _parameter(
         for entry, had in _members(package, one, parts[1]):
             _add(takes, _written(entry, ")", had))
             _add(renamed, _written(entry, ";", had))
-    old = {text.partition(">")[0]: text.partition(">")[2] for text in renamed}
-    decorated = next((had for text, had in renamed.items() if text.partition(">")[0] == parameter), 0)
+    decorated, new_name = 0, ""
+    for text, had in renamed.items():
+        old, _, new = text.partition(">")
+        if old == parameter:
+            decorated |= had
+            new_name = new or new_name
     whole = 0
     for one in known:
         whole |= one.releases
@@ -314,8 +310,8 @@ def _parameter(
     )
     if not record.releases:
         return replace(record, near=tuple(closest(parameter, plain)))
-    if old.get(parameter):
-        return replace(record, instead=old[parameter], because="its decorator says so")
+    if new_name:
+        return replace(record, instead=new_name, because="its decorator says so")
     return _with_replacement(record, parameter, [one.module for one in known], "", plain)
 
 
@@ -378,7 +374,7 @@ def _with_replacement(
         return replace(record, instead=moved, because=f"{record.next} has it there")
     new = {other for other, had in others.items() if had & end << 1 and not had & end}
     there = {other for other, had in others.items() if had & end << 1}
-    if near_names := closest(name, new, CLOSE_IF_NEW) or closest(name, there, CLOSE):
+    if near_names := closest(name, new, CLOSE_IF_NEW) or closest(name, there, CLOSE_IF_OLD):
         return replace(record, instead=near_names[0], because=f"the closest name in {record.next}")
     return record
 
@@ -410,6 +406,8 @@ def _marked(text: str, found: re.Match[str]) -> bool:
 
 def closest(name: str, others: Iterable[str], least: float = CLOSE) -> list[str]:
     """The names most like one, the best first."""
+    from difflib import SequenceMatcher
+
     matcher = SequenceMatcher(b=name, autojunk=False)
     scored = []
     for other in others:

@@ -22,9 +22,6 @@ A span is the numbers of releases, "3-17,20-": from the fourth to the eighteenth
 
 from __future__ import annotations
 
-import json
-import lzma
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +32,8 @@ from typing import Any
 MAGIC = b"dsrun releases 1\n"
 FOLDER = Path(__file__).parent
 SUFFIX = ".history"
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+PRESET = 9 | 1 << 31
+"""LZMA's, extreme."""
 LENGTH = 4
 """Bytes of the header's length."""
 
@@ -77,6 +75,9 @@ class PackageReleases:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a history that this dsrun reads")
+            import json
+            import zlib
+
             length = int.from_bytes(file.read(LENGTH), "little")
             self._head: dict[str, Any] = json.loads(zlib.decompress(file.read(length)))
             self._start = file.tell()
@@ -129,6 +130,8 @@ class PackageReleases:
 
     def _text(self, offset: int, length: int) -> str:
         if offset not in self._read:
+            import lzma
+
             with self.path.open("rb") as file:
                 file.seek(self._start + offset)
                 self._read[offset] = lzma.decompress(
@@ -180,6 +183,13 @@ def span(releases: int, every: int) -> str:
     return ",".join(runs)
 
 
+def filters() -> list[dict[str, int]]:
+    """How a block is squeezed, for lzma: without a header of its own."""
+    from lzma import FILTER_LZMA2
+
+    return [{"id": FILTER_LZMA2, "preset": PRESET}]
+
+
 def packages() -> list[str]:
     """The packages that there are data of."""
     return sorted(path.stem for path in FOLDER.glob(f"*{SUFFIX}"))
@@ -189,3 +199,10 @@ def packages() -> list[str]:
 def package(name: str) -> PackageReleases:
     """The history of a package, by its name on the index."""
     return PackageReleases(FOLDER / f"{name}{SUFFIX}")
+
+
+def package_of(path: str) -> PackageReleases | None:
+    """The package that a dotted path begins with; None for one that there are no data of."""
+    top = path.partition(".")[0]
+    name = next((name for name in packages() if name.replace("-", "_") == top), "")
+    return package(name) if name else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from tools.releases.names import LINK, Definition, FileNames
@@ -44,6 +46,7 @@ class Release:
         self.folders = {
             module for module, both in self.files.items() for path, _ in both if "/__init__.py" in path
         }
+        self.in_order = sorted(self.files)
         self.texts = texts or {}
         """Texts of files that more is read of."""
         self._names: dict[str, dict[str, list[Definition]]] = {}
@@ -77,7 +80,7 @@ class Release:
 
     def _resolved(self, module: str) -> dict[str, list[Definition]]:
         found: dict[str, list[Definition]] = {}
-        for _, one in self.files[module]:
+        for path, one in self.files[module]:
             if one.lazy:
                 found |= self._lazy(module, one)
                 continue
@@ -87,6 +90,8 @@ class Release:
                     for name in self.exported(target):
                         found.setdefault(name, []).append(Definition(LINK, target=f"{target}.{name}"))
             placed = self._placed_names(module, one)
+            if path.endswith(".pyi"):  # what a stub imports is for its own annotations
+                placed = {name: both for name, both in placed.items() if "." not in one.names[name][0].target}
             found = {**found, **placed} if found else placed
         return found
 
@@ -150,14 +155,13 @@ class Release:
         structure = {f"{module}.{key}": names for key, names in one.structure.items()}
         for folder in one.folders:
             top = ".".join(filter(None, [module, folder.strip("/").replace("/", ".")]))
-            for below, both in self.files.items():
-                if below.startswith(f"{top}.") and below not in self.folders:
-                    stem = below.rpartition(".")[2]
-                    if not stem.startswith(("convert_", "modular_")):
-                        names = [
-                            name for _, each in both for name in (*each.required, *(each.exported or ()))
-                        ]
-                        structure.setdefault(below, []).extend(names)
+            for below in self.in_order[
+                bisect_left(self.in_order, f"{top}.") : bisect_left(self.in_order, f"{top}/")
+            ]:
+                stem = below.rpartition(".")[2]
+                if below not in self.folders and not stem.startswith(("convert_", "modular_")):
+                    for _, each in self.files[below]:
+                        structure.setdefault(below, []).extend((*each.required, *(each.exported or ())))
         for source, names in structure.items():
             known = self.names(source) if source in self.files else {}
             for name in names:
@@ -199,6 +203,7 @@ MORE_TEXTS = ("transformers/utils/import_utils.py", "transformers/convert_slow_t
 """Files of which more than their names is read."""
 
 
+@cache
 def converters_in(text: str) -> dict[str, str]:
     """Tokenizer -> its converter, of transformers' SLOW_TO_FAST_CONVERTERS."""
     for statement in ast.parse(text).body:
@@ -208,7 +213,9 @@ def converters_in(text: str) -> dict[str, str]:
             ):
                 pairs = zip(keys, values, strict=True)
                 return {
-                    key.value: ast.unparse(value) for key, value in pairs if isinstance(key, ast.Constant)
+                    str(key.value): ast.unparse(value)
+                    for key, value in pairs
+                    if isinstance(key, ast.Constant)
                 }
     return {}
 

@@ -21,16 +21,15 @@ sets on self, a property, and a name that stands for one of another module."""
 SPECIAL = ("__init__", "__new__", "__call__", "__post_init__")
 """Methods with two underscores whose parameters users meet."""
 
-COMMON = frozenset(
-    """
+STANDARD = """
     __future__ abc argparse ast asyncio atexit base64 builtins collections concurrent contextlib copy csv
     ctypes dataclasses datetime enum errno fnmatch functools gc glob gzip hashlib heapq importlib inspect io
     itertools json logging math multiprocessing numbers numpy operator os packaging pathlib pickle platform
     queue random re shlex shutil signal socket string struct subprocess sys tarfile tempfile textwrap
     threading time timeit tqdm traceback types typing typing_extensions unittest urllib uuid warnings
     weakref zipfile
-    """.split()
-)
+    """
+COMMON = frozenset(STANDARD.split())
 """Packages whose names nobody imports by way of another package."""
 
 TELLING = re.compile(
@@ -315,7 +314,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> Mem
             said = {keyword.arg: keyword.value for keyword in decorator.keywords}
             old = said.get("old_name", decorator.args[0] if decorator.args else None)
             if isinstance(old, ast.Constant):
-                new = said.get("new_name")
+                new = said.get("new_name", decorator.args[2] if len(decorator.args) > 2 else None)
                 member.renamed[str(old.value)] = (
                     str(new.value) if isinstance(new, ast.Constant) and new.value else ""
                 )

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsrun.releases.packed import FILTERS, LENGTH, MAGIC, span
+from dsrun.releases.packed import LENGTH, MAGIC, filters, span
 from tools.releases.fetch import Source
-from tools.releases.history import MemberHistory, ModuleHistory, NameHistory, PackageHistory, Spans
+from tools.releases.history import MemberHistory, NameHistory, PackageHistory, Spans
 from tools.releases.names import CLASS, DATACLASS, FUNCTION
 from tools.releases.packages import PACKAGES
 
@@ -105,7 +105,7 @@ def packed(history: PackageHistory, sections: Mapping[str, str]) -> bytes:
 
 
 def squeezed(text: str) -> bytes:
-    return lzma.compress(text.encode(), lzma.FORMAT_RAW, filters=FILTERS)
+    return lzma.compress(text.encode(), lzma.FORMAT_RAW, filters=filters())
 
 
 def note(name: str, sources: list[Source]) -> str:

@@ -56,7 +56,7 @@ PACKAGES = {
             "transformers",
             "4.26.0",
             left_out=r"transformers/models/(.*/)?(convert|modular)_",
-            reason="without the scripts that convert checkpoints and the modular sources of models, which nobody imports",
+            reason="without the scripts that convert checkpoints and the models' modular sources",
         ),
         Package("accelerate", "0.16.0"),
         Package("peft", "0.1.0"),
