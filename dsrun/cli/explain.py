@@ -1,4 +1,4 @@
-"""`dsrun explain` (configs): what a rule checks, what a key does, a failure's signature, versions that don't fit, a name."""
+"""`dsrun explain` (configs): what a rule checks, what a key does, a failure, versions, a library's names."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class PackageReleases:
             with self.path.open("rb") as file:
                 file.seek(self._start + offset)
                 self._read[offset] = lzma.decompress(
-                    file.read(length), lzma.FORMAT_RAW, filters=FILTERS
+                    file.read(length), lzma.FORMAT_RAW, filters=filters()
                 ).decode()
         return self._read[offset]
 

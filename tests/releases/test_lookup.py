@@ -158,7 +158,9 @@ if TYPE_CHECKING:
     from .utils import only_for_types
 else:
     import sys
-    sys.modules[__name__] = _LazyModule(__name__, define_import_structure(Path(__file__).parent / "models"), _import_structure)
+    sys.modules[__name__] = _LazyModule(
+        __name__, define_import_structure(Path(__file__).parent / "models"), _import_structure
+    )
 """,
     "peft/utils.py": "class _LazyModule: ...\ndef helper(): ...\nnot_an_attribute = only_for_types = 1\n",
     "peft/models/__init__.py": "",
@@ -189,7 +191,8 @@ def test_stub_files(tmp_path, monkeypatch):
     files = {
         "peft/__init__.py": "from .compiled import Model\n",
         "peft/compiled/__init__.py": "Model = _compiled.Model\n",
-        "peft/compiled/__init__.pyi": "from ..other import Helper\nVERSION: str\nclass Model:\n    def run(self, batch): ...\n",
+        "peft/compiled/__init__.pyi": "from ..other import Helper\nVERSION: str\n"
+        "class Model:\n    def run(self, batch): ...\n",
     }
     package = made(tmp_path, {"0.2.0": files})
     monkeypatch.setattr(packed, "package", lambda _name: package)
