@@ -74,7 +74,8 @@ class Cache:
         folder = folder or cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.package = package
-        self.data = sqlite3.connect(folder / f"{package.name}.sqlite", timeout=60)
+        self.data = sqlite3.connect(folder / f"{package.name}.sqlite", timeout=60, isolation_level=None)
+        self.data.execute("pragma journal_mode = wal")  # one may read while another writes
         self.data.executescript(TABLES)
 
     def sources(self) -> list[Source]:
@@ -95,6 +96,7 @@ class Cache:
         """Read an archive, all of it or nothing."""
         metadata = ""
         with self.data:
+            self.data.execute("begin")
             for name, content in members(path):
                 if re.search(r"\.dist-info/METADATA$|^[^/]+/PKG-INFO$", name):
                     metadata = content.decode("utf-8", "replace")

@@ -129,10 +129,7 @@ def _contents(cache: Cache, sources: list[Source]) -> Iterator[tuple[int, str, M
     resolved: dict[Any, Any] = {}
     for number, source in enumerate(sources):
         files = cache.files(source.release)
-        with cache.data:
-            read = {
-                digest: read.get(digest) or file_names(cache, digest, path) for path, digest in files.items()
-            }
+        read = {digest: read.get(digest) or file_names(cache, digest, path) for path, digest in files.items()}
         alive = {id(one) for one in read.values()}
         resolved = {key: both for key, both in resolved.items() if key[1] in alive}
         texts = {path: cache.text(files[path]) for path in MORE_TEXTS if path in files}
