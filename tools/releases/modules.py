@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -63,13 +64,27 @@ class Release:
                 sorted({use for _, one in both for use in one.uses}),
                 any(one.dynamic for _, one in both),
             )
+        for old, target in self._aliases():
+            if target in self.files and old not in self.files:
+                found[old] = Module(links(target, self.names(target)))
+                for name in [name for name in found[old].names if name.endswith("ImageProcessor")]:
+                    found[old].names.setdefault(f"{name}Fast", found[old].names[name])
+        return found
+
+    def _aliases(self) -> Iterator[tuple[str, str]]:
+        """Modules that lead to others: (path, where it leads)."""
         for name, both in self.files.items():
             for _, one in both:
                 for pair in one.aliases.items():
                     old, target = (f"{name}.{each.removeprefix(f'{name}.')}" for each in pair)
-                    if target in self.files and old not in self.files:
-                        found[old] = Module(links(target, self.names(target)))
-        return found
+                    yield old, target
+        text = self.texts.get("transformers/__init__.py", "")
+        for old, target in ALIAS.findall(text):
+            yield f"transformers.{old}", f"transformers.{target}"
+        if FAST_ALIASES.search(text):
+            for name in self.in_order:
+                if IMAGE_PROCESSORS.fullmatch(name):
+                    yield f"{name}_fast", name
 
     def names(self, module: str) -> dict[str, list[Definition]]:
         """The names of a module; those of a lazy module are what its import structure says."""
@@ -199,7 +214,16 @@ class Release:
 MORE_STARS = {"torch": ("torch._C._VariableFunctions", "torch._C")}
 """Modules that take everything of others in a loop, as torch does of what is compiled."""
 
-MORE_TEXTS = ("transformers/utils/import_utils.py", "transformers/convert_slow_tokenizer.py")
+ALIAS = re.compile(r'_create_\w+_alias\(f"\{__name__\}\.(\w+)", "\.(\w+)"\)')
+FAST_ALIASES = re.compile(r"\{_module\}_fast|_LEGACY_FAST_IMAGE_PROCESSOR_MODULE")
+IMAGE_PROCESSORS = re.compile(r"transformers\.models\.\w+\.image_processing_(?!pil_)\w+(?<!_fast)")
+"""How transformers 5 keeps paths of modules that it renamed."""
+
+MORE_TEXTS = (
+    "transformers/__init__.py",
+    "transformers/utils/import_utils.py",
+    "transformers/convert_slow_tokenizer.py",
+)
 """Files of which more than their names is read."""
 
 
