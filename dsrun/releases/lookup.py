@@ -87,6 +87,8 @@ class NameRecord:
     """Its module answers some names at run time."""
     inherited_from: tuple[str, ...] = ()
     """Base classes in other packages, which may have it."""
+    unread: bool = False
+    """What its class or function takes was not read."""
     near: tuple[str, ...] = ()
     """Names like it, where none ever had it."""
 
@@ -235,7 +237,7 @@ def _member(package: PackageReleases, module: PackedEntry, parts: list[str], pat
         for entry in one.entry.of("."):
             others[entry.text] = others.get(entry.text, 0) | entry.releases & one.releases
     if not releases:
-        return replace(record, near=tuple(closest(parts[1], others)))
+        return replace(record, unread=names_only(known), near=tuple(closest(parts[1], others)))
     return _with_replacement(record, parts[1], [one.module for one in known], "", others)
 
 
@@ -254,6 +256,11 @@ def _bases(package: PackageReleases, one: Definition, releases: int, depth: int)
     for base in one.entry.of("<"):
         if depth < DEEPEST and base.releases & releases:
             yield from behind(package, base.text, base.releases & releases)
+
+
+def names_only(known: Iterable[Definition]) -> bool:
+    """Whether of a definition no more was read than its name."""
+    return any(list(one.module.of("%")) for one in known)
 
 
 def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tuple[str, ...]:
@@ -309,7 +316,7 @@ def _parameter(
         inherited_from=foreign_bases(package, known),
     )
     if not record.releases:
-        return replace(record, near=tuple(closest(parameter, plain)))
+        return replace(record, unread=names_only(known), near=tuple(closest(parameter, plain)))
     if new_name:
         return replace(record, instead=new_name, because="its decorator says so")
     return _with_replacement(record, parameter, [one.module for one in known], "", plain)

@@ -6,6 +6,7 @@ by tabs; the last is the span of releases, and is left out where it is that of w
 
     @module           a module
     *                 it answers some names at run time
+    %                 only its names were read, not what its classes and functions take
     !text             a text in it that tells of something deprecated, renamed or gone
     ~module           what took the place of a module that is gone
     Name  kind        a name of it; a link is `=` and where it leads
@@ -63,7 +64,21 @@ def union(entries: Iterable[PackedEntry]) -> int:
     return found
 
 
-LEVELS = {"@": 0, "*": 1, "!": 1, "~": 1, "": 1, ">": 2, "<": 2, "(": 2, "?": 2, ".": 2, ")": 3, ";": 3}
+LEVELS = {
+    "@": 0,
+    "*": 1,
+    "%": 1,
+    "!": 1,
+    "~": 1,
+    "": 1,
+    ">": 2,
+    "<": 2,
+    "(": 2,
+    "?": 2,
+    ".": 2,
+    ")": 3,
+    ";": 3,
+}
 """Sign -> how deep its line lies."""
 
 

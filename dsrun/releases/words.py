@@ -47,7 +47,10 @@ def explained(path: str, parameter: str = "") -> Iterator[str]:
 
 def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
     package = record.package
-    yield f"{asked}: no release of {package.name} that was read has it"
+    if record.unread:
+        yield f"{asked}: not known, of its module only the names were read"
+    else:
+        yield f"{asked}: no release of {package.name} that was read has it"
     yield ""
     if record.near:
         yield f"Did you mean {' or '.join(record.near)}?"

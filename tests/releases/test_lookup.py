@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from made_releases import NEW, OLD, made
 
 from dsrun.releases import lookup, packed
+from tools.releases import names, top_names
+from tools.releases.packages import PACKAGES
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +188,59 @@ def test_lazy_modules(tmp_path, monkeypatch):
     assert {entry.text for entry in module.of("")} == {"helper", "Auto", "One", "Two"}
     assert lookup.look_up("peft.One").defined == "peft.models.one.One"
     assert lookup.look_up("peft.Auto").defined == "peft.models.auto.Auto"
+
+
+def test_files_with_names_only(tmp_path, monkeypatch):
+    """The same names at the left margin as by syntax, and nothing is said of what is in them."""
+    package = dataclasses.replace(PACKAGES["peft"], names_only=r"peft/models/(?!__init__)", name="peft")
+    monkeypatch.setitem(PACKAGES, "peft", package)
+    whole, short = (read(LAZY["peft/models/one.py"]) for read in (names.read, top_names.read_top))
+    assert (short.names.keys(), short.exported, short.required) == (
+        whole.names.keys(),
+        whole.exported,
+        whole.required,
+    )
+    made_of = made(tmp_path, {"0.2.0": LAZY})
+    monkeypatch.setattr(packed, "package", lambda _name: made_of)
+    assert {entry.text for entry in made_of.module("peft").of("")} == {"helper", "Auto", "One", "Two"}
+    assert lookup.look_up("peft.One").releases
+    assert lookup.look_up("peft.One.forward").unread
+    assert not lookup.look_up("peft.utils._LazyModule.forward").unread
+
+
+TOP = """
+from .other import (
+    One as First,
+    Two,
+)
+from ..a.b import c
+from torch import nn
+import os
+LIMIT: int = 3
+try:
+    inner = 1
+except ImportError:
+    pass
+class Three(nn.Module):
+    def method(self): ...
+@decorated
+async def four(a, b=1): ...
+__all__ = ["Three"]
+__all__ += ["four"]  # and more
+"""
+
+
+def test_names_at_the_left_margin():
+    found = top_names.read_top(TOP)
+    assert {name: (one[0].kind, one[0].target) for name, one in found.names.items()} == {
+        "First": ("=", ".other.One"),
+        "Two": ("=", ".other.Two"),
+        "c": ("=", "..a.b.c"),
+        "LIMIT": ("v", ""),
+        "Three": ("c", ""),
+        "four": ("f", ""),
+    }
+    assert found.exported == ["Three", "four"]
 
 
 def test_stub_files(tmp_path, monkeypatch):

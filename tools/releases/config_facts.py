@@ -198,5 +198,7 @@ def config_text(cache: Cache, sources: list[Source]) -> str:
         of_newest: Mapping[str, Any] = {} if number == read[-1][0] else newest
         for fact in facts(release_source(cache, release), overlay, dict(of_newest)):
             found[fact] = found.get(fact, 0) | 1 << number
+        for method in (ReleaseSource.tree, ReleaseSource.defined, ReleaseSource.reads):
+            method.cache_clear()  # they hold on to a release's syntax trees: 77 are gigabytes
     every = (1 << len(sources)) - 1
     return "".join(f"{fact.line}\t{span(had, every)}\n" for fact, had in sorted(found.items()))

@@ -13,8 +13,9 @@ from typing import Any
 
 from tools.releases import names as reading
 from tools.releases.fetch import Cache, Source
-from tools.releases.modules import MORE_TEXTS, Module, Release
+from tools.releases.modules import MORE_TEXTS, Module, Release, module_of
 from tools.releases.names import Definition, FileNames, Member
+from tools.releases.top_names import read_top
 
 READER = hashlib.sha256(ast.dump(ast.parse(Path(reading.__file__).read_bytes())).encode()).hexdigest()
 """What was read with other code is read again."""
@@ -62,6 +63,7 @@ class ModuleHistory:
 
     releases: int = 0
     dynamic: int = 0
+    names_only: int = 0
     names: dict[tuple[str, str], NameHistory] = field(default_factory=dict)
     """(Name, kind with a link's target) ->"""
     messages: Spans = field(default_factory=dict)
@@ -69,6 +71,7 @@ class ModuleHistory:
     def add(self, module: Module, releases: int) -> None:
         self.releases |= releases
         self.dynamic |= releases * module.dynamic
+        self.names_only |= releases * module.names_only
         for text in module.messages:
             put(self.messages, text, releases)
         for name, definitions in module.names.items():
@@ -134,12 +137,16 @@ def _contents(cache: Cache, sources: list[Source]) -> Iterator[tuple[int, str, M
         resolved = {key: both for key, both in resolved.items() if key[1] in alive}
         texts = {path: cache.text(files[path]) for path in MORE_TEXTS if path in files}
         release = Release({path: read[digest] for path, digest in files.items()}, texts, resolved)
+        only = {module_of(path) for path in files if cache.package.reads_names_only(path)}
         for name, module in release.modules().items():
+            module.names_only = name in only
             yield number, name, module
 
 
 def file_names(cache: Cache, digest: str, path: str) -> FileNames:
-    """What a file defines, read once."""
+    """What a file defines, read once; of files with names only, read each time, which is as fast."""
+    if cache.package.reads_names_only(path):
+        return read_top(cache.text(digest))
     row = cache.data.execute(
         "select packed from names where hash = ? and reader = ?", (digest, READER)
     ).fetchone()

@@ -24,6 +24,8 @@ class Module:
     messages: list[str] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)
     dynamic: bool = False
+    names_only: bool = False
+    """What its classes and functions take was not read."""
 
 
 def module_of(path: str) -> str:

@@ -37,6 +37,8 @@ class Writer:
             yield f"~{self.moved_modules[name]}"
         if module.dynamic:
             yield self.line("*", module.dynamic, module.releases)
+        if module.names_only:
+            yield self.line("%", module.names_only, module.releases)
         for text, releases in sorted(module.messages.items()):
             yield self.line(f"!{text}", releases, module.releases)
         seen = set()

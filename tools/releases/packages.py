@@ -24,8 +24,14 @@ class Package:
     """False: only the last patch of each minor, as the files are large."""
     left_out: str = ""
     """A pattern of the beginning of paths that are not read."""
+    names_only: str = ""
+    """A pattern of the beginning of paths of which only the names at the left margin are read."""
     reason: str = ""
     """Why these files, or not every release."""
+
+    def reads_names_only(self, path: str) -> bool:
+        """Whether only the names of a file are read, and not what its classes and functions take."""
+        return bool(self.names_only) and re.match(self.names_only, path) is not None
 
     def reads(self, path: str) -> bool:
         """Whether a file is read, by where it lies when installed."""
@@ -41,6 +47,12 @@ class Package:
         return self.roots or {self.module: self.module}
 
 
+TRAINED = (
+    "auto|bert|bloom|chatglm|cohere|cohere2|deepseek_\\w+|falcon|gemma\\w*|glm\\w*|gpt2|gpt_neox|gpt_oss|gptj|granite|"
+    "llama\\w*|llava|minimax\\w*|mistral\\w*|mixtral|olmo\\w*|opt|phi\\w*|qwen\\w+|roberta|smollm3|stablelm|starcoder2|t5|"
+    "whisper"
+)
+"""The folders of models that are read whole."""
 MAC = r"-cp311-(none|cp311)-macosx_\d+_0_arm64\.whl$"
 PACKAGES = {
     package.name: package
@@ -56,7 +68,9 @@ PACKAGES = {
             "transformers",
             "4.26.0",
             left_out=r"transformers/models/(.*/)?(convert|modular)_",
-            reason="without the scripts that convert checkpoints and the models' modular sources",
+            names_only=rf"transformers/models/(?!({TRAINED})/)\w+/(?!(.*/)?__init__)",
+            reason="without the scripts that convert checkpoints and the models' modular sources; of models that are "
+            "seldom fine-tuned the names alone",
         ),
         Package("accelerate", "0.16.0"),
         Package("peft", "0.1.0"),
