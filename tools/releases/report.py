@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +22,8 @@ PLACES = {
 }
 """Where a key may be named, beside the rules."""
 MOST_NAMES = 200
+WITHOUT_KEY = ("refused", "refusal", "warning")
+"""Kinds of change that are told of a new or gone key, too."""
 HEADS = {
     "key": "Keys",
     "refused": "Keys that stop DeepSpeed whatever their value",
@@ -49,15 +51,28 @@ def report(package: PackageReleases, before: str, after: str) -> str:
 
 
 def _config(found: list[Change]) -> Iterator[str]:
-    if not found:
-        return
+    """The changes by kind. Of a key that is new, the default stands beside it; of one that is gone, nothing more."""
+    keys = {change.place: change for change in found if change.kind == "key"}
+    defaults = {change.place: change.after for change in found if change.kind == "default"}
+    told = [change for change in found if change.kind in WITHOUT_KEY or change.place not in keys]
+    told += [change for change in keys.values() if not _below(change, keys)]
     for kind, head in HEADS.items():
-        if ofkind := [change for change in found if change.kind == kind]:
+        if of_kind := [change for change in told if change.kind == kind]:
             yield from (f"## {head}", "")
-            for change in ofkind:
-                yield f"- {in_words(change)}"
+            for change in of_kind:
+                default = defaults.get(change.place, ()) if kind == "key" and change.after else ()
+                yield f"- {in_words(change)}" + (f"; left out, it is `{default[0]}`" if default else "")
                 yield from (f"  - {touched}" for touched in touches(change))
             yield ""
+
+
+def _below(change: Change, keys: Mapping[str, Change]) -> bool:
+    """Whether a section around the key came or went with it."""
+    place = change.place
+    while place := place.rpartition(".")[0]:
+        if place in keys and bool(keys[place].after) == bool(change.after):
+            return True
+    return False
 
 
 def in_words(change: Change) -> str:
@@ -78,7 +93,7 @@ def in_words(change: Change) -> str:
             return f"{place} is {word if change.after else f'not {word} any more'}"
         case "refusal" | "warning":
             parts = [f"new: {text}" for text in change.after] + [f"gone: {text}" for text in change.before]
-            return f"{place}: " + "; ".join(parts)
+            return "\n  - ".join([place, *parts])
     return f"{place}: {after or 'none'}; it was {before or 'none'}"
 
 
