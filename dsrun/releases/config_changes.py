@@ -29,7 +29,7 @@ class ConfigFact:
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """What differs in one key or function between two releases."""
 
     kind: str
@@ -54,7 +54,7 @@ def holding(package: PackageReleases, release: str) -> Iterator[ConfigFact]:
     return (fact for fact in facts(package) if fact.releases >> number & 1)
 
 
-def changes(package: PackageReleases, before: str, after: str) -> list[Change]:
+def changes(package: PackageReleases, before: str, after: str) -> list[ConfigChange]:
     """What holds in one release and not in the other, each key or function once."""
     old, new = (
         {(fact.kind, fact.place, shown(fact)) for fact in holding(package, release)}
@@ -67,7 +67,7 @@ def changes(package: PackageReleases, before: str, after: str) -> list[Change]:
             tuple(sorted(text for one, where, text in side if (one, where) == (kind, place)))
             for side in (gone, came)
         )
-        found.append(Change(kind, place, *texts))
+        found.append(ConfigChange(kind, place, *texts))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from dsrun.releases.config_changes import Change, changes
+from dsrun.releases.config_changes import ConfigChange, changes
 from dsrun.releases.packed import PackageReleases, PackedEntry
 from tools.schemas.refusals import known as known_refusals
 
@@ -50,7 +50,7 @@ def report(package: PackageReleases, before: str, after: str) -> str:
 # Configuration
 
 
-def _config(found: list[Change]) -> Iterator[str]:
+def _config(found: list[ConfigChange]) -> Iterator[str]:
     """The changes by kind. Of a key that is new, the default stands beside it; of one that is gone, nothing more."""
     keys = {change.place: change for change in found if change.kind == "key"}
     defaults = {change.place: change.after for change in found if change.kind == "default"}
@@ -66,7 +66,7 @@ def _config(found: list[Change]) -> Iterator[str]:
             yield ""
 
 
-def _below(change: Change, keys: Mapping[str, Change]) -> bool:
+def _below(change: ConfigChange, keys: Mapping[str, ConfigChange]) -> bool:
     """Whether a section around the key came or went with it."""
     place = change.place
     while place := place.rpartition(".")[0]:
@@ -75,7 +75,7 @@ def _below(change: Change, keys: Mapping[str, Change]) -> bool:
     return False
 
 
-def in_words(change: Change) -> str:
+def in_words(change: ConfigChange) -> str:
     """A change as a sentence."""
     before, after = (
         ", ".join(f"`{text}`" if text else "" for text in side) for side in (change.before, change.after)
@@ -97,7 +97,7 @@ def in_words(change: Change) -> str:
     return f"{place}: {after or 'none'}; it was {before or 'none'}"
 
 
-def touches(change: Change) -> Iterator[str]:
+def touches(change: ConfigChange) -> Iterator[str]:
     """What of dsrun names the key, or the refusal."""
     if change.kind in ("refusal", "warning"):
         file, _, function = change.place.partition(":")

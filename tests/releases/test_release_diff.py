@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from dsrun.errors import DsrunError
 from dsrun.releases import config_changes, packed
-from dsrun.releases.config_changes import Change
+from dsrun.releases.config_changes import ConfigChange
 from tools.releases import __main__ as command
 from tools.releases import fetch, report
 from tools.releases.config_facts import OVERLAY, Fact, facts
@@ -34,15 +34,15 @@ def test_names(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Change("key", "fp16.fused", (), ("",)), "`fp16.fused` is new"),
-        (Change("key", "fp16.fused", ("",), ()), "`fp16.fused` is no longer read"),
-        (Change("refused", "amp", (), ("",)), "`amp` stops DeepSpeed now"),
+        (ConfigChange("key", "fp16.fused", (), ("",)), "`fp16.fused` is new"),
+        (ConfigChange("key", "fp16.fused", ("",), ()), "`fp16.fused` is no longer read"),
+        (ConfigChange("refused", "amp", (), ("",)), "`amp` stops DeepSpeed now"),
         (
-            Change("default", "gradient_clipping", ("0",), ("1",)),
+            ConfigChange("default", "gradient_clipping", ("0",), ("1",)),
             "`gradient_clipping`, left out, is `1`; it was `0`",
         ),
-        (Change("bound", "aio.depth", ("minimum 0",), ()), "`aio.depth`: none; it was `minimum 0`"),
-        (Change("checked", "bf16", (), ("",)), "`bf16` is closed to unknown keys"),
+        (ConfigChange("bound", "aio.depth", ("minimum 0",), ()), "`aio.depth`: none; it was `minimum 0`"),
+        (ConfigChange("checked", "bf16", (), ("",)), "`bf16` is closed to unknown keys"),
     ],
 )
 def test_configs_in_words(change, words):
@@ -51,11 +51,11 @@ def test_configs_in_words(change, words):
 
 def test_what_a_change_touches():
     touched = "\n".join(
-        report.touches(Change("default", "zero_optimization.overlap_comm", ("false",), ("true",)))
+        report.touches(ConfigChange("default", "zero_optimization.overlap_comm", ("false",), ("true",)))
     )
     assert "DS206" in touched
     assert "presets: presets/" in touched
-    assert not list(report.touches(Change("key", "no_such_section.no_such_key", (), ("",))))
+    assert not list(report.touches(ConfigChange("key", "no_such_section.no_such_key", (), ("",))))
 
 
 CODE = """
@@ -99,8 +99,8 @@ def test_the_installed_deepspeed_is_as_the_data_say(deepspeed):
 
 def test_changes_of_the_configuration():
     found = config_changes.changes(packed.package("deepspeed"), "0.19.2", "0.19.3")
-    assert Change("default", "gradient_clipping", ("0",), ("1",)) in found
-    assert Change("default", "bf16.check_grad_overflow", ("false",), ("true",)) in found
+    assert ConfigChange("default", "gradient_clipping", ("0",), ("1",)) in found
+    assert ConfigChange("default", "bf16.check_grad_overflow", ("false",), ("true",)) in found
     words = {
         text: span
         for kind, text, span in config_changes.key_history(packed.package("deepspeed"), "gradient_clipping")
