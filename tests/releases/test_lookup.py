@@ -269,6 +269,16 @@ def test_the_same_bytes_in_any_order(tmp_path):
     )
 
 
+def test_only_last_patches():
+    """Patches that the cache has for a difference do not come into the data."""
+    package = dataclasses.replace(PACKAGES["peft"], first="0.2.0", every_release=False)
+    assert package.chosen(["0.1.9", "0.2.0", "0.2.10", "0.2.9", "0.3.0.post1", "0.3.0"]) == {
+        "0.2.10",
+        "0.3.0.post1",
+    }
+    assert PACKAGES["peft"].chosen(["0.0.9", "0.1.0", "0.2.1"]) == {"0.1.0", "0.2.1"}
+
+
 @pytest.mark.parametrize("releases", [0b1, 0b111, 0b101, 0b011, 0b110, 0b010, 0b1011, 0])
 def test_spans(releases):
     every = 0b1111 if releases > 0b111 else 0b111

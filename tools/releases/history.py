@@ -108,7 +108,8 @@ def put(spans: Spans, text: str, releases: int) -> None:
 
 def history(cache: Cache, others: frozenset[str] = frozenset(), only: Collection[str] = ()) -> PackageHistory:
     """The history of a package. others: the packages whose imports are kept; only: the releases that are read."""
-    sources = [source for source in cache.sources() if not only or source.release in only]
+    wanted = only or cache.package.chosen(source.release for source in cache.sources())
+    sources = [source for source in cache.sources() if source.release in wanted]
     found = PackageHistory(cache.package.name, sources)
     waiting: dict[str, tuple[Module, int]] = {}
     for number, module, content in _contents(cache, found.sources):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from packaging.version import Version
 
 ANY_WHEEL, SDIST = r"-none-any\.whl$", r"\.tar\.gz$"
 
@@ -28,6 +30,13 @@ class Package:
     """A pattern of the beginning of paths of which only the names at the left margin are read."""
     reason: str = ""
     """Why these files, or not every release."""
+
+    def chosen(self, releases: Iterable[str]) -> set[str]:
+        """The releases that the data are made of: a cache may have more, of a difference that was asked for."""
+        known = sorted(Version(release) for release in releases if Version(release) >= Version(self.first))
+        if self.every_release:
+            return {str(release) for release in known}
+        return {str(release) for release in {(one.major, one.minor): one for one in known}.values()}
 
     def reads_names_only(self, path: str) -> bool:
         """Whether only the names of a file are read, and not what its classes and functions take."""
