@@ -28,6 +28,7 @@ ALLOWED = {
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
+    "releases": set(),
     "cluster": {"host"},
     "job": {"host", "options"},
     "jobs.diagnosis": {"host", "job"},
@@ -44,6 +45,7 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
+    "releases",
     "training",
     "reports",
     "jobs.supervision",
