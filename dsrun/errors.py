@@ -16,11 +16,11 @@ class Problem:
     """One thing that is wrong with an input."""
 
     what: str
-    """What is wrong, with the value."""
+    """The fault, with the value."""
     where: str = ""
     """The file, file:line, option or `$.json.path` it is about; empty if there is none."""
     hint: str = ""
-    """What would be right, or what to do next."""
+    """The right value, or the next step."""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what

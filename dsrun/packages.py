@@ -13,8 +13,9 @@ from pathlib import Path
 from dsrun.errors import DsrunError
 
 REQUIREMENT = re.compile(r"([\w.-]+)(.*)")
-DIST_INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)\.dist-info")
-"""The folder that an installed package leaves beside it (PEP 376)."""
+INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)(?:\.dist-info|(?:-py3\.\d+)?\.egg-info)")
+"""The folder that an installed package leaves beside it (PEP 376). An egg-info is setup.py's own: so pip before 23.1
+installs what has no wheel, DeepSpeed for one, where the package `wheel` is missing, as in Debian 12."""
 
 
 def installed_version(name: str) -> str | None:
@@ -38,7 +39,7 @@ def installed_version(name: str) -> str | None:
 def installed(path: Iterable[str] | None = None) -> dict[str, str]:
     """Name -> version of every package that this Python can import. path: sys.path unless given.
 
-    From the names of *.dist-info folders: importlib.metadata takes 40 ms to import.
+    From the names of *.dist-info and *.egg-info folders: importlib.metadata takes 40 ms to import.
     """
     versions: dict[str, str] = {}
     for folder in sys.path if path is None else path:
@@ -57,7 +58,8 @@ def installed_in(folder: Path) -> Iterator[tuple[str, str]]:
 def _listed(folder: Path, _changed: int) -> tuple[tuple[str, str], ...]:
     """The packages of a folder in its present state, which its time stands for: some commands ask many times."""
     names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
-    matches = (DIST_INFO.fullmatch(name) for name in names if name.endswith(".dist-info"))
+    ends = (".dist-info", ".egg-info")
+    matches = (INFO.fullmatch(name) for name in names if name.endswith(ends))
     return tuple((plain(match[1]), match[2]) for match in matches if match)
 
 

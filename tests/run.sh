@@ -54,6 +54,11 @@ if [ -n "$versions" ]; then
         python3 -m venv --clear "$environment"
         echo "$constraints" >"$environment/constraints.txt"
         "$environment/bin/python" -m pip install -q -c "$environment/constraints.txt" -e '.[train,board,logs,test]'
+        # Triton before 3.4 asks for a GPU when DeepSpeed is imported (presets/versions/imports.toml). It comes with torch's
+        # CUDA build alone, so that without it the environment is as with the CPU build, which isn't in the index.
+        if "$environment/bin/python" -c 'import deepspeed' 2>&1 | grep -q '0 active drivers'; then
+            "$environment/bin/python" -m pip uninstall -q -y triton
+        fi
         touch "$environment/complete"
     fi
     echo "$environment:" $constraints

@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenize import COMMENT
 
 import pytest
+from needed import since
 from running import each
 
 TESTS = Path(__file__).resolve().parent
@@ -27,6 +28,7 @@ ALLOWED = {
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
+    "releases": set(),
     "cluster": {"host"},
     "job": {"host", "options"},
     "jobs.diagnosis": {"host", "job"},
@@ -43,6 +45,7 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
+    "releases",
     "training",
     "reports",
     "jobs.supervision",
@@ -238,6 +241,7 @@ def is_in_house(name: str) -> bool:
     )
 
 
+@since(deepspeed="0.19.8", torch="2.9")  # their modules are quoted, too
 def test_modules_that_are_named_exist():
     """A docstring or comment that names a module of dsrun's follows it when it moves."""
     known = set(OTHERS)

@@ -38,5 +38,8 @@ def test_an_egg_counts_and_a_bare_folder_is_no_package(tmp_path, monkeypatch):
     info.mkdir()
     (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: egg-one\nVersion: 3.1\n")
     assert packages.installed_version("egg-one") == "3.1"
+    (tmp_path / "egg_two-0.19.8-py3.11.egg-info").mkdir()  # as setup.py names it
+    (tmp_path / "its_sources.egg-info").mkdir()
+    assert packages.installed([str(tmp_path)]) == {"egg-one": "3.1", "egg-two": "0.19.8"}
     assert packages.installed_version("bare-one") is None
     assert packages.installed_version("not-there-at-all") is None

@@ -83,9 +83,10 @@ def test_a_package_without_a_lower_bound_is_no_set(tmp_path):
         constraints("lowest", setup)
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
-)
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ROOT / "docs/howto/ci.md"], ids=lambda path: path.name)
 def test_actions_are_named_by_their_commits(path):
     uses = re.findall(r"uses: (\S+)", path.read_text(encoding="utf-8"))
     assert uses and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name) for name in uses)

@@ -55,31 +55,21 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
         }
         print_json("compare", shown)
         return
-    _runs([str(run.path) for run in runs_read], [run.state for run in runs_read])
+    for place, run in enumerate(runs_read, 1):
+        click.echo(f"run {place}: {printable(str(run.path))} ({run.state})")
     _rows("config", comparison.config, value_text, "the same in all")
     _rows("settings", comparison.settings, value_text, "the same in all")
     _rows("training loss at step", comparison.losses, _loss, "no step that all of them have done")
     for place, agreement in enumerate(comparison.agreement, 2):
-        line = f"  run {place} and run 1: {agreement_text(agreement)}"
-        echo_folded(line, 4)
+        echo_folded(f"  run {place} and run 1: {agreement_text(agreement)}", 4)
     _rows("evaluation loss at step", comparison.eval_losses, _loss, "none")
     if comparison.scores:
         _rows("scores", comparison.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
     click.echo("\nfigures")
-    _table(
-        {
-            FIGURES[name]: [figure_text(name, value) for value in row]
-            for name, row in comparison.figures.items()
-        }
-    )
+    figures = comparison.figures.items()
+    _table({FIGURES[name]: [figure_text(name, value) for value in row] for name, row in figures})
     if plot is not None:
         click.echo(f"dsrun: the curves are drawn in {plot}", err=True)
-
-
-def _runs(paths: Sequence[str], states: Sequence[str]) -> None:
-
-    for place, (path, state) in enumerate(zip(paths, states, strict=True), 1):
-        click.echo(f"run {place}: {printable(path)} ({state})")
 
 
 def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], str], nothing: str) -> None:
@@ -89,7 +79,6 @@ def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], s
 
 def _table(rows: Mapping[str, Sequence[str]]) -> None:
     """A row for each name. On a terminal that is too narrow, long names have lines of their own."""
-
     if not rows:
         return
     count = len(next(iter(rows.values())))

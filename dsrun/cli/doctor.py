@@ -85,6 +85,7 @@ def command(
     env = _forwarded(named)
     hosts_asked = _asked(named, given, env)
     results = doctor.examine(hosts_asked)
+    # Before --smoke starts ranks, which takes a minute: a check often says why they will fail.
     if not as_json:
         _print_list(hosts_asked[0], results) if len(hosts_asked) == 1 else _print_table(hosts_asked, results)
         _print_fixes(hosts_asked, results)

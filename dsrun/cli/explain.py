@@ -1,4 +1,4 @@
-"""`dsrun explain` (configs): what a rule checks, what a key does, a failure's signature, versions that don't fit."""
+"""`dsrun explain` (configs): what a rule checks, what a key does, a failure, versions, a library's names."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ LISTS = "`dsrun explain` lists the rules, `dsrun explain signatures` the signatu
 
 
 @click.command("explain")
-@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS]", shell_complete=explained)
-def command(what: str | None) -> None:
-    """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, or versions that don't go together.
+@click.argument(
+    "what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS|NAME]", shell_complete=explained
+)
+@click.option("--parameter", metavar="NAME", help="A parameter of the function or class that is named.")
+def command(what: str | None, parameter: str | None) -> None:
+    """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, versions that don't go together, or
+    a name of transformers, torch and the like: which releases have it, and what took its place.
     Without any, list the rules. With a Chinese LANG the commonest rules are explained in Chinese.
 
     \b
@@ -39,7 +43,16 @@ def command(what: str | None) -> None:
     dsrun explain signatures      list them
     dsrun explain zero2-small-gradients
     dsrun explain versions        list the versions that don't go together
+    dsrun explain transformers.models.llama.modeling_llama.LlamaSdpaAttention
+    dsrun explain transformers.TrainingArguments --parameter evaluation_strategy
     """
+    if what and _name(what, parameter):
+        return
+    if parameter:
+        raise DsrunError(
+            f"--parameter asks of a function or class, and there are no data of {what or 'none'}",
+            hint="Write it with its package, such as transformers.TrainingArguments.",
+        )
     from dsrun import versions
     from dsrun.config.rules import find_rules
 
@@ -108,6 +121,18 @@ def _rule(rule: Rule) -> Iterator[str]:
         yield f"Right:  {json.dumps(good, ensure_ascii=False)}"
     yield ""
     yield f'Silence it in one file with "_dsrun_ignore": ["{rule.id}"], in one run with --ignore {rule.id}.'
+
+
+def _name(path: str, parameter: str | None) -> bool:
+    """Show what the releases say of a name of one of their packages; whether it is one."""
+    from dsrun.releases.packed import package_of
+
+    if package_of(path) is None:
+        return False
+    from dsrun.releases.words import explained
+
+    _show(explained(path, parameter or ""), 13)
+    return True
 
 
 def _signatures() -> Iterator[str]:

@@ -62,6 +62,7 @@ def command(run: str, **values: Any) -> None:
     target = hub_push.target(options.push, public=options.public) if options.push else None
     doing = f"writing the model from {request.checkpoint}" if request.checkpoint else "looking at the model"
     click.echo(doing, err=True)
+    # Into the run's own folder nothing is written beside a dsrun that works there; elsewhere it is in nobody's way.
     held = run_folder.held(run_read.path) if options.output is None else nullcontext()
     with ending("No model was written." if request.checkpoint else "Nothing was pushed."), held:
         result = exporting.carry_out(request, {**os.environ, **environment.of_checkout(os.environ)})

@@ -59,8 +59,6 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
-    from dsrun.options.declare import select
-    from dsrun.options.table import WaitOptions
 
     options = requested.options
     if options.output and not options.dry_run:
@@ -82,6 +80,8 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
             "--show-examples is for a run that is to begin: RUN/data.json has those of one that did."
         )
     only_look = options.dry_run or options.explain or options.show_examples is not None
+    # From here on in this order: the child of --detach has to be there before anything is locked or started, and in a
+    # pod all but the first never get further than join_pods.
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
     request = FinetuneRequest(model, requested)
@@ -89,24 +89,13 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     def plan(allocator: Allocator, for_good: bool) -> PlannedJob[Job]:
         return _planned(request, allocator, resume=resume, download=for_good)
 
-    waiting = select(WaitOptions, options)
-    slots = options.gpus if options.force else None
-    with allocated(plan, connection, waiting=waiting, dry_run=only_look, cpu_slots=slots) as (
-        planned,
-        machine,
-    ):
+    with allocated(plan, connection, options, dry_run=only_look) as (planned, machine):
         tell(planned.notes)
         if only_look:
             _show(planned, connection, options, resume=resume)
         else:
-            run(
-                planned.job,
-                machine,
-                connection,
-                options,
-                resume=_choice(options) if resume else None,
-                away=away,
-            )
+            choice = _choice(options) if resume else None
+            run(planned.job, machine, connection, options, resume=choice, away=away)
 
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:
@@ -174,12 +163,12 @@ def run(
     if away:
         away.settle(run_dir)
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
-    told = (
+    summary = (
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
         f"{job.step_size} a step"
     )
-    say(folded(told, screen_width(err=True), 4))
+    say(folded(summary, screen_width(err=True), 4))
     view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_job(

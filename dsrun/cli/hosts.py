@@ -87,7 +87,6 @@ def _json(result: Hostfile) -> dict[str, Any]:
 
 def _summary(result: Hostfile) -> str:
     """`2 errors and 1 note; 3 hosts with 24 slots`."""
-
     counts = {
         name: sum(row.severity == name for row in result.findings) for name in ("error", "warning", "note")
     }

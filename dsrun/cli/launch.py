@@ -45,8 +45,6 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly import script as script_jobs
     from dsrun.jobs.assembly.script.stages import ScriptRequest
-    from dsrun.options.declare import select
-    from dsrun.options.table import WaitOptions
 
     requested = given(LaunchOptions, values)
     again = requested.options.go_on and began(requested.options.output_dir)
@@ -59,11 +57,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[ScriptJob]:
         return script_jobs.plan(request, allocator.machine, os.environ, allocator=allocator)
 
-    waiting, slots = select(WaitOptions, options), options.gpus if options.force else None
-    with allocated(plan, connection, waiting=waiting, dry_run=options.dry_run, cpu_slots=slots) as (
-        planned,
-        machine,
-    ):
+    with allocated(plan, connection, options, dry_run=options.dry_run) as (planned, machine):
         tell(planned.notes)
         if options.dry_run:
             dry_run.show(planned, connection, as_json=options.as_json)
@@ -78,7 +72,7 @@ def run(
     options: LaunchOptions,
     away: Detached | None = None,
 ) -> None:
-    """Carry a script's job out (_running.run_job), and show what its ranks print."""
+    """Carry a script's job out (running.run_job), and show the output of its ranks."""
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say

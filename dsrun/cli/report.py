@@ -35,6 +35,7 @@ def command(runs: tuple[str, ...], **values: Any) -> None:
         with collected(problems):
             paths.append(past_runs.named(text))
     problems += [past_runs.no_run(path) for path in paths if not past_runs.is_run(path)]
+    problems += filter(None, map(past_runs.kept_out, paths))
     raise_all(problems)
     file = options.output.expanduser()
     report.check_replaceable(file, force=options.force)

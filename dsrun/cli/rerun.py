@@ -35,7 +35,6 @@ def command(run: str, **values: Any) -> None:
     from dsrun.jobs.assembly import rerun
     from dsrun.jobs.assembly.script import repeat
     from dsrun.jobs.runs import past_runs
-    from dsrun.options.table import WaitOptions
 
     past = past_runs.read(past_runs.named(run)).with_secrets()
     requested, connection = connection_of(given(RerunOptions, values), again=True)
@@ -58,8 +57,7 @@ def command(run: str, **values: Any) -> None:
             allocator=allocator,
         )  # fmt: skip
 
-    waiting, slots = select(WaitOptions, options), options.gpus if options.force else None
-    with allocated(plan, connection, waiting=waiting, cpu_slots=slots) as (planned, machine):
+    with allocated(plan, connection, options) as (planned, machine):
         tell(planned.notes)
         if past.script:
             launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)

@@ -23,7 +23,7 @@ LEFT_OUT_FIRST = ("took", "preset", "ranks", "model", "started")
 
 
 @click.command()
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in FOLDER and below, newest first: how far they are, and what came of them.

@@ -43,27 +43,17 @@ def command(run: str, as_json: bool) -> None:
 
         form = "show-script" if run_read.script else "show"
         print_json(form, value(run_read))
+    elif run_read.script:
+        _show_script(run_read, run_read.script)
     else:
         _show(run_read)
 
 
 def _show(run: Run) -> None:
-    from dsrun.jobs.allocation.allocation import in_words
-
-    if run.script:
-        _show_script(run, run.script)
-        return
     job = run.job
     total = run.total_steps
-    steps = f"{max(run.losses, default=0)} of {'?' if total is None else total} steps"
     launches = f", in {len(run.launches)} launches" if len(run.launches) > 1 else ""
-    _line("run", printable(str(run.path)))
-    _line(
-        "state",
-        f"{_state(run)}, {steps}; started {time_text(run.started)}, took {span_text(run.seconds)}{launches}",
-    )
-    for problem in run.problems:
-        _line("error", problem)
+    _head(run, f", {max(run.losses, default=0)} of {'?' if total is None else total} steps", launches)
     _line("base model", f"{job.model.name} ({job.model.source}: {job.model.location})")
     weights = job.data.weights or (1,) * len(job.data.train_files)
     files = [
@@ -72,13 +62,9 @@ def _show(run: Run) -> None:
     ]
     _line("data", ", ".join(files) + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
     _line("preset", f"{job.preset} ({job.division}), {job.precision}")
-    on = f" of {run.host}" if run.host else ""
-    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
-    _line(
-        "batch",
-        f"{job.step_size} a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x "
-        f"{job.dp_size}",
-    )
+    _devices(run)
+    split = f"micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.dp_size}"
+    _line("batch", f"{job.step_size} a step: {split}")
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
     if job.peft.freezes:
         _line("method", _method(job.peft))
@@ -86,14 +72,25 @@ def _show(run: Run) -> None:
     _end(run)
 
 
-def _state(run: Run) -> str:
-    """The state, and why it failed."""
+def _head(run: Run, steps: str, starts: str) -> None:
+    """The lines that begin each run. steps, starts: its progress, and how often it was started, in words."""
+    state = f"{run.state}: {printable(run.why)}" if run.why else run.state
+    _line("run", printable(str(run.path)))
+    times = f"started {time_text(run.started)}, took {span_text(run.seconds)}"
+    _line("state", f"{state}{steps}; {times}{starts}")
+    for problem in run.problems:
+        _line("error", problem)
 
-    return f"{run.state}: {printable(run.why)}" if run.why else run.state
+
+def _devices(run: Run) -> None:
+    from dsrun.jobs.allocation.allocation import in_words
+
+    job = run.any_job
+    on = f" of {run.host}" if run.host else ""
+    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
 
 
 def _method(peft: PeftOptions) -> str:
-
     layers = "all linear layers" if peft.lora_target == ALL else peft.lora_target
     parts = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
     if peft.method == "ptuning":
@@ -105,26 +102,15 @@ def _method(peft: PeftOptions) -> str:
 def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
-    from dsrun.jobs.allocation.allocation import in_words
-
-    _line("run", printable(str(run.path)))
-    again = f", started again {run.restarts} times" if run.restarts else ""
-    _line(
-        "state",
-        f"{_state(run)}; started {time_text(run.started)}, took {span_text(run.seconds)}{again}",
-    )
-    for problem in run.problems:
-        _line("error", problem)
-    _line(
-        "script", printable(join([*(["-m"] if job.module else []), job.script, *shown_arguments(job.args)]))
-    )
+    _head(run, "", f", started again {run.restarts} times" if run.restarts else "")
+    command = join([*(["-m"] if job.module else []), job.script, *shown_arguments(job.args)])
+    _line("script", printable(command))
     _line("in", printable(job.cwd))
     if job.python:
         _line("python", printable(job.python))
     if job.preset:
         _line("preset", job.preset)
-    on = f" of {run.host}" if run.host else ""
-    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
+    _devices(run)
     _end(run)
 
 

@@ -102,6 +102,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
         raise click.UsageError("--output is for a manifest of Kubernetes; a script lies in the run's folder.")
     run_dir, words = _run_dir(inner, options.output_dir)
     gpus, ranks, extra = _devices(inner, cluster)
+    # All that this machine can see is reported at once: what fails on the nodes may do so after hours in the queue.
     problems = submit.folder_problems(run_dir, resume=_goes_on(inner, run_dir))
     problems += _secrets(inner)
     if not inner.resumes:
@@ -111,6 +112,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
 
         problems += check_packages(scored=False)
     raise_all(problems)
+    # Before the user's own words: what follows SCRIPT belongs to the script.
     words = (words[0], *extra, *_variables(cluster), *words[1:])
     submission = _submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus)
     text = batch.script(submission)

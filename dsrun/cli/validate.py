@@ -279,7 +279,8 @@ def _fixed(
     from dsrun.config.validation.validate import apply_fixes
 
     after = apply_fixes(result, setting, selection, unsafe=given["unsafe_fixes"])
-    piped = file.path is None and not given["show"]  # then the text itself goes to stdout
+    # The fixed text of a pipe goes to stdout, also where nothing was fixed: the next program in the pipe waits for it.
+    piped = file.path is None and not given["show"]
     before, new = result.document, after.document
     if before is None or new is None or new.text == before.text:
         if piped:

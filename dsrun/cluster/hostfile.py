@@ -111,8 +111,8 @@ def parse(text: str) -> Hostfile:
     if text.startswith(BOM):
         lines[0] = lines[0][1:]
         hint = "Save it as UTF-8 without BOM: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
-        what = "the file begins with a byte-order mark, which DeepSpeed takes as part of the first name"
-        findings.append(_finding(1, Fault("H016", what, hint)))
+        message = "the file begins with a byte-order mark, which DeepSpeed takes as part of the first name"
+        findings.append(_finding(1, Fault("H016", message, hint)))
     for number, line in enumerate(lines, 1):
         body = line.partition("#")[0]
         if not body.strip():
@@ -123,19 +123,18 @@ def parse(text: str) -> Hostfile:
             if hostnames.is_placeholder(name := body.split()[0]):
                 findings.append(_finding(number, _placeholder(name)))
         elif got[0] in first:
-            what = f"{shown(got[0])} is already in line {first[got[0]]}"
+            message = f"{shown(got[0])} is already in line {first[got[0]]}"
             hint = f"Remove one of the lines. {_devices_hint(got[1])}"
-            findings.append(_finding(number, Fault("H009", what, hint)))
+            findings.append(_finding(number, Fault("H009", message, hint)))
         else:
             first[got[0]] = number
             entries.append(HostSlots(*got, number))
     if not entries and not any(finding.rule != "H016" for finding in findings):
         commented = any("#" in line for line in lines)
-        what = "it has only comments" if commented else "it is empty"
-        findings.append(_finding(1, Fault("H015", f"no host in this file: {what}", FORM_HINT)))
-    notes = (
-        [] if findings else [*_notes(entries)]
-    )  # a file that is changed anyway needs no remarks on the whole
+        message = "it has only comments" if commented else "it is empty"
+        findings.append(_finding(1, Fault("H015", f"no host in this file: {message}", FORM_HINT)))
+    # A file that is to be changed anyway needs no remarks on the whole.
+    notes = [] if findings else [*_notes(entries)]
     findings += [*_warnings(entries), *notes]
     findings.sort(key=lambda finding: finding.line)
     return Hostfile(tuple(entries), tuple(findings))
@@ -161,13 +160,13 @@ def read(path: Path) -> Hostfile:
 
 def checked(path: Path) -> tuple[HostSlots, ...]:
     """The entries of a hostfile without an error. Raises DsrunError with all errors, each with `file:line`."""
-    found = read(path)
-    if found.errors:
+    hostfile = read(path)
+    if hostfile.errors:
         raise DsrunError(
             Problem(f"{error.message} ({error.rule})", f"{path}:{error.line}", error.hint)
-            for error in found.errors
+            for error in hostfile.errors
         )
-    return found.entries
+    return hostfile.entries
 
 
 def text_of(entries: Iterable[HostSlots]) -> str:
@@ -179,23 +178,25 @@ def slots_fault(slots: str) -> Fault | None:
     """The fault of a text of digits, perhaps with a sign, as a number of slots; None where it is one."""
     digits = slots.lstrip("+-").lstrip("0")
     if not digits:
-        what = "0 slots: DeepSpeed would start nothing there, and report success"
-        return Fault("H010", what, "Give the number of its GPUs, or remove the line.")
+        message = "0 slots: DeepSpeed would start nothing there, and report success"
+        return Fault("H010", message, "Give the number of its GPUs, or remove the line.")
     if slots.startswith("-"):
         return Fault("H010", f"a negative number of slots: {shown(slots)}", "Give the number of its GPUs.")
     # Compared by length first: int() refuses texts of more than 4300 digits.
     if len(digits) > len(str(MOST_SLOTS)) or int(digits) > MOST_SLOTS:
-        what = f"{shown(slots)} slots: no machine has more than {MOST_SLOTS} devices"
-        return Fault("H010", what, "Give the number of its GPUs: slots are counted on each host, not in all.")
+        message = f"{shown(slots)} slots: no machine has more than {MOST_SLOTS} devices"
+        return Fault(
+            "H010", message, "Give the number of its GPUs: slots are counted on each host, not in all."
+        )
     return None
 
 
 def _line(body: str) -> tuple[str, int] | list[Fault]:
     """A line's host and slots, or all its faults. body: the line without its comment, not blank."""
     if odd := hostnames.odd_character(body):
-        what = f"{hostnames.named(odd)}, which does not belong in a hostfile"
+        message = f"{hostnames.named(odd)}, which does not belong in a hostfile"
         typed = hostnames.plain(body)
-        return [Fault("H017", what, f"Type it again: {typed}" if typed else "Remove the line.")]
+        return [Fault("H017", message, f"Type it again: {typed}" if typed else "Remove the line.")]
     body = body.strip()
     match = ENTRY.fullmatch(body)
     if not match:
@@ -217,12 +218,12 @@ def _bad_line_and_name(body: str) -> list[Fault]:
 def _behind(rest: str, slots: int) -> Fault | None:
     """The fault of the text behind `slots=N`: only Open MPI's max_slots may be there, not below slots (hostfile.c)."""
     word = rest.strip()
-    if found := MAX_SLOTS.fullmatch(rest):
-        most = found[1].lstrip("0")
+    if match := MAX_SLOTS.fullmatch(rest):
+        most = match[1].lstrip("0")
         if len(most) > len(str(MOST_SLOTS)) or int(most or "0") >= slots:
             return None
-        what = f"max_slots={found[1]} is less than slots={slots}: Open MPI refuses the file, DeepSpeed ignores it"
-        return Fault("H008", what, f"Give at least max_slots={slots}, or leave it out.")
+        message = f"max_slots={match[1]} is less than slots={slots}: Open MPI refuses the file, DeepSpeed ignores it"
+        return Fault("H008", message, f"Give at least max_slots={slots}, or leave it out.")
     if re.match(r"(max[-_]slots|slots[-_]max)\b", word):
         return Fault("H008", f"{shown(word)} is not max_slots=M", f"As: max_slots={slots}; or leave it out.")
     hint = "Remove it, or put a # in front of it; only max_slots=M may follow."
@@ -239,17 +240,19 @@ def _bad_line(body: str) -> Fault:
         name, colon, number = host.rpartition(":")
         if colon and not hostnames.is_ipv6(host) and re.fullmatch(r"[0-9]+", number):
             return Fault("H004", f"{shown(host)} is MPICH's form", f"Write {name} slots={number}")
-        if found := re.fullmatch(r"(.+?)slots=([0-9]+)", host):
-            what = f"{shown(host)} has no space between name and slots"
-            return Fault("H018", what, f"Write {found[1]} slots={found[2]}")
-        what = f"{shown(host)} without slots: DeepSpeed needs its number of devices"
-        return Fault("H001", what, f"Write {host} slots=N" if not hostnames.name_fault(host) else FORM_HINT)
+        if match := re.fullmatch(r"(.+?)slots=([0-9]+)", host):
+            message = f"{shown(host)} has no space between name and slots"
+            return Fault("H018", message, f"Write {match[1]} slots={match[2]}")
+        message = f"{shown(host)} without slots: DeepSpeed needs its number of devices"
+        return Fault(
+            "H001", message, f"Write {host} slots=N" if not hostnames.name_fault(host) else FORM_HINT
+        )
     key = KEY.fullmatch(rest)
     if key is None:
-        what = f"{shown(rest)} behind {shown(host)} is not slots=N"
-        if found := re.fullmatch(r"[0-9]+", rest):
-            return Fault("H003", what, f"Write {host} slots={found[0]}")
-        return Fault("H018", what, FORM_HINT)
+        message = f"{shown(rest)} behind {shown(host)} is not slots=N"
+        if match := re.fullmatch(r"[0-9]+", rest):
+            return Fault("H003", message, f"Write {host} slots={match[0]}")
+        return Fault("H018", message, FORM_HINT)
     return _bad_key(host, key["key"], key["sign"], key["value"])
 
 
@@ -266,10 +269,10 @@ def _bad_key(host: str, key: str, sign: str, value: str) -> Fault:
     if re.fullmatch(r"-[0-9]+", value):
         return slots_fault(value) or Fault("H005", f"{shown(value)} is not a number", right)
     if number and value != number[0]:
-        what = f"slots={shown(value)[1:-1]} is not a whole number, and DeepSpeed reads it as {number[0]}"
-        return Fault("H005", what, right)
-    what = f"{shown(value)} is not a whole number" if value else "no number behind slots="
-    return Fault("H005", what, right)
+        message = f"slots={shown(value)[1:-1]} is not a whole number, and DeepSpeed reads it as {number[0]}"
+        return Fault("H005", message, right)
+    message = f"{shown(value)} is not a whole number" if value else "no number behind slots="
+    return Fault("H005", message, right)
 
 
 def _devices_hint(slots: int) -> str:
@@ -277,8 +280,8 @@ def _devices_hint(slots: int) -> str:
 
 
 def _placeholder(host: str) -> Fault:
-    what = f"{shown(host)} looks like a name from documentation"
-    return Fault("H101", what, "Write the machine's own name or address.")
+    message = f"{shown(host)} looks like a name from documentation"
+    return Fault("H101", message, "Write the machine's own name or address.")
 
 
 def _warnings(entries: list[HostSlots]) -> Iterator[HostfileFinding]:
@@ -289,30 +292,30 @@ def _warnings(entries: list[HostSlots]) -> Iterator[HostfileFinding]:
         if hostnames.is_placeholder(entry.host):
             yield _finding(entry.line, _placeholder(entry.host))
         if entry.host in loopback and len(loopback) < len(entries):
-            what = f"{shown(entry.host)} among several hosts: on each of the others it is that host itself"
-            yield _finding(entry.line, Fault("H102", what, "Write the name that the others reach it by."))
+            message = f"{shown(entry.host)} among several hosts: on each of the others it is that host itself"
+            yield _finding(entry.line, Fault("H102", message, "Write the name that the others reach it by."))
         before = seen.setdefault(hostnames.identity(entry.host), entry)
         if before is not entry:
-            what = f"{shown(entry.host)} is the same machine as {shown(before.host)} in line {before.line}"
+            message = f"{shown(entry.host)} is the same machine as {shown(before.host)} in line {before.line}"
             hint = f"Remove one of the lines: two ranks would share a device. {_devices_hint(entry.slots)}"
-            yield _finding(entry.line, Fault("H103", what, hint))
+            yield _finding(entry.line, Fault("H103", message, hint))
 
 
 def _notes(entries: list[HostSlots]) -> Iterator[HostfileFinding]:
     """Notes on the whole file, where nothing in it is refused."""
     if len(entries) == 1:
-        what = "one host: the `deepspeed` command starts the job on the machine where it is called"
-        own = hostnames.is_loopback(entries[0].host)
-        hint = "That is this machine." if own else f"Call it on {entries[0].host}, or give it --force_multi."
-        yield _finding(entries[0].line, Fault("H201", what, hint))
+        message = "one host: the `deepspeed` command starts the job on the machine where it is called"
+        here = hostnames.is_loopback(entries[0].host)
+        hint = "That is this machine." if here else f"Call it on {entries[0].host}, or give it --force_multi."
+        yield _finding(entries[0].line, Fault("H201", message, hint))
     counts = Counter(entry.slots for entry in entries)
     if len(counts) > 1:
         common = counts.most_common(1)[0][0]
         other = next(entry for entry in entries if entry.slots != common)
-        found = ", ".join(f"{slots} on {count}" for slots, count in sorted(counts.items(), reverse=True)[:5])
-        what = f"unequal slots ({found}{', ...' if len(counts) > 5 else ''}), here {other.slots}"
+        shares = ", ".join(f"{slots} on {count}" for slots, count in sorted(counts.items(), reverse=True)[:5])
+        message = f"unequal slots ({shares}{', ...' if len(counts) > 5 else ''}), here {other.slots}"
         hint = "The launchers mpich, impi, mvapich and slurm need equal ones; pdsh and openmpi take any."
-        yield _finding(other.line, Fault("H202", what, hint))
+        yield _finding(other.line, Fault("H202", message, hint))
 
 
 def _finding(line: int, fault: Fault) -> HostfileFinding:

@@ -132,8 +132,10 @@ def _group(piece: str, default_slots: int | None) -> _Group:
     if not piece:
         raise DsrunError("nothing between two commas, or at an end", hint=EXAMPLES)
     name, colon, slots = piece.rpartition(":")
+    # fe80::8 is an address, whose end looks like a number of slots; fe80::1:8 is one, too, but so is what stands before
+    # its last colon: there the end is taken for slots, which every group has to have.
     if hostnames.is_ipv6(piece) and not hostnames.is_ipv6(name):
-        name, colon = piece, ""  # a whole address ends in what looks like a number of slots
+        name, colon = piece, ""
     if not colon:
         name = piece
         if default_slots is None:

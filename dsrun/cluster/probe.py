@@ -142,14 +142,11 @@ class Probe:
             ).split(),
         }
 
-    def fact_gpus(self) -> Any:
-        return nvidia_gpus()
+    fact_gpus = staticmethod(nvidia_gpus)
 
-    def fact_gpu_health(self) -> Any:
-        return gpu_health()
+    fact_gpu_health = staticmethod(gpu_health)
 
-    def fact_kernel_log(self) -> Any:
-        return kernel_faults()
+    fact_kernel_log = staticmethod(kernel_faults)
 
     def fact_limits(self) -> Any:
         """The limits of a process, None: no limit; and what Slurm gave, where it did."""
@@ -183,8 +180,7 @@ class Probe:
     def fact_ram(self) -> Any:
         return {**host_ram()._asdict(), "cpus": len(os.sched_getaffinity(0)), "oom_kills": oom_kills()}
 
-    def fact_shm(self) -> Any:
-        return shared_memory()
+    fact_shm = staticmethod(shared_memory)
 
     def fact_memlock(self) -> Any:
         """Bytes that a process may lock in memory; None: no limit. InfiniBand and NVMe buffers are locked."""
@@ -265,8 +261,7 @@ class Probe:
             "ends_sha256": ends.hexdigest(),
         }
 
-    def fact_interfaces(self) -> Any:
-        return interfaces()
+    fact_interfaces = staticmethod(interfaces)
 
     def fact_route(self) -> Any:
         """The way to the master, where the job has one."""

@@ -142,6 +142,8 @@ def _filter(text: str, option: str, there: ResourcePool) -> dict[str, tuple[int,
             with collected(problems):
                 numbers += _slot(part, where)
         problems += _absent(host, numbers, there, where)
+        # A host may come twice with different slots, as DeepSpeed takes it; the same slot twice, or a slot beside the
+        # whole host, DeepSpeed drops in silence.
         before = slots_of.setdefault(host, [])
         if again := _repeated(before + numbers):
             problems.append(Problem(f"{host}:{_list(again)} is named twice", where, "Name it once."))

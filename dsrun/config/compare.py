@@ -115,6 +115,8 @@ def _triad(config: Mapping[str, Any], world_size: int | None) -> dict[str, int]:
     sizes = {path: config[path] for path in TRIAD if isinstance(config.get(path), int)}
     if any(path in config and path not in sizes for path in TRIAD):
         return {}  # "auto", or no number
+    # DeepSpeed's own order: the accumulation is 1 where only the micro batch is given; else the number that is missing
+    # comes from the other two. Without the number of GPUs only the first can be known.
     ranks = world_size and world_size // model_parallel_size(config)
     if TOTAL not in sizes and MICRO in sizes:
         sizes.setdefault(ACCUMULATION, 1)

@@ -85,7 +85,7 @@ class Turn(NamedTuple):
     question: str
     answer: str
     extra: str = ""
-    """What the question is about: Alpaca's input."""
+    """The text that the question is about: Alpaca's input."""
     trained: bool = True
     """Whether the answer is trained on."""
     thoughts: str | None = None

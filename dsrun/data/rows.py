@@ -146,8 +146,8 @@ def _refuse_json(path: Path) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(value, list) and any(isinstance(row, dict) for row in value):
-        what = "is one list in JSON, not JSONL, which has an object a line"
-        raise DsrunError(what, where=str(path), hint="Give it the ending .json")
+        message = "is one list in JSON, not JSONL, which has an object a line"
+        raise DsrunError(message, where=str(path), hint="Give it the ending .json")
 
 
 def _json_object(line: str) -> Row:
@@ -174,8 +174,8 @@ def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
     if isinstance(value, dict):  # {"data": [...]}: the one list in it
         lists = {key: entry for key, entry in value.items() if isinstance(entry, list)}
         if len(lists) > 1:
-            what = f"holds {len(lists)} lists, and one is to be the rows: {listed(list(lists)[:5])}"
-            raise DsrunError(what, where=str(path), hint="Write each into a file of its own.")
+            message = f"holds {len(lists)} lists, and one is to be the rows: {listed(list(lists)[:5])}"
+            raise DsrunError(message, where=str(path), hint="Write each into a file of its own.")
         value = next(iter(lists.values()), value)
     if not isinstance(value, list):
         raise DsrunError(

@@ -278,11 +278,11 @@ def check_arguments(facts: TemplateFacts, thinking: str, arguments: Mapping[str,
         always = (
             "it has no variable that switches thoughts" if facts.knows_thoughts else "it knows no thoughts"
         )
-        what = f"the chat template can't turn thinking {thinking}: {always}"
-        problems.append(Problem(what, "--thinking", f"Leave it out: --thinking {AUTO} follows the rows."))
+        message = f"the chat template can't turn thinking {thinking}: {always}"
+        problems.append(Problem(message, "--thinking", f"Leave it out: --thinking {AUTO} follows the rows."))
     elif thinking != AUTO and facts.switch in arguments:
-        what = f"says the same as --template-arg {facts.switch}"
-        problems.append(Problem(what, "--thinking", "Give one of the two."))
+        message = f"says the same as --template-arg {facts.switch}"
+        problems.append(Problem(message, "--thinking", "Give one of the two."))
     raise_all(problems)
 
 

@@ -251,6 +251,7 @@ def without_secrets(text: str) -> str:
         text = IN_QUERIES.sub(_query, text)
     if "-----BEGIN" in text:
         text = PEM.sub(rf"\1{HIDDEN}", text)
+    # ISSUED has a hundred alternatives, and is too slow for every letter of a log: only long words are tried.
     text = LONG.sub(lambda word: ISSUED.sub(_issued, word[0]), text)
     lower = text.lower()
     if "bearer" in lower or "basic" in lower:
@@ -297,9 +298,10 @@ def _without_named(line: str) -> str:
     """A line without the values behind names that are secrets'. Names of other things are passed over one by one, as a
     value may hold further names."""
     parts, done = [], 0
+    # NAMED ends at the sign, so that a secret's name in the value of a plain one is met, too: run="--api-key X".
     for match in NAMED.finditer(line):
         name, kind = match["name"] or match["flag"], None
-        if match.start() >= done:
+        if match.start() >= done:  # not inside of what is hidden already
             kind = _says(name)
         value = VALUE.match(line, match.end()) if kind else None
         if value is None:
@@ -310,7 +312,8 @@ def _without_named(line: str) -> str:
             continue
         header = sign and ":" in sign and bare and HEADER.fullmatch(name.replace("-", "_"))
         if _is_value(name, bool(kind == "plainly" or header), sign, line[start:end], quoted=not bare):
-            if bare:  # the whole of it, however long
+            if bare:
+                # VALUE has a bound, for a line of megabytes. What is hidden has none: half a key is one, too.
                 last = (REST if header else BARE).match(line, start)
                 end = start + len(last[0].rstrip(ENDS)) if last else end
             parts += [line[done:start], HIDDEN]

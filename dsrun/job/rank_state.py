@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.files import SHORT, is_full, json_text, read_inside, write_over
 from dsrun.host.hiding import shown_value
-from dsrun.job.layout import state_file
+from dsrun.job.layout import SUPERVISOR, state_file
 from dsrun.job.run_folder import json_object
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
@@ -32,8 +32,8 @@ class RankState:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.run_dir, self.rank = run_dir, rank
         self.fields: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time(),
-            "status": RUNNING,
+            "rank": rank, "pid": os.getpid(), "supervisor": int(os.environ.get(SUPERVISOR, "0")),
+            "host": socket.gethostname(), "started": time.time(), "status": RUNNING,
         }  # fmt: skip
         self._put()
 
@@ -49,10 +49,11 @@ class RankState:
     def write(self, **fields: Any) -> None:
         """Add fields, and write the file as one."""
         self.fields |= fields
-        if self._is_own():
+        if self.is_own:
             self._put()
 
-    def _is_own(self) -> bool:
+    @property
+    def is_own(self) -> bool:
         """Whether the file is still this rank's. A host that was lost may come back after the job was started again
         elsewhere: a rank that is left there must not write over its successor's state."""
         there = read_state(self.run_dir, self.rank)

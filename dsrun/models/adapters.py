@@ -19,7 +19,7 @@ CONFIG = "adapter_config.json"
 LORA, PREFIX = "lora", "ptuning"
 ALL, EXPERTS = "all", "experts"
 """Words of --lora-target: all linear layers but the output's and routers; the matrices of a mixture's experts."""
-PLAIN: dict[str, tuple[object, ...]] = {
+PLAIN_LORA: dict[str, tuple[object, ...]] = {
     "bias": ("none", None),
     "use_dora": (False, None),
     "use_rslora": (False, None),
@@ -41,16 +41,16 @@ PREFIX_WEIGHTS = ("pytorch_model.bin", "model.safetensors", "pytorch_model.safet
 
 @dataclass(frozen=True)
 class Adapter:
-    """What was trained beside a model."""
+    """Weights that were trained beside a model."""
 
     method: str
     """LORA or PREFIX."""
     weights: Path
     """The file with the tensors."""
     fields: Mapping[str, Any]
-    """What its config says, under the names of PeftOptions; empty without a config of its own."""
+    """Its config, under the names of PeftOptions; empty without a config of its own."""
     base: str | None = None
-    """Where the model is that it was trained on, if known."""
+    """The place of the model that it was trained on, if known."""
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -63,17 +63,18 @@ def read_adapter(path: Path) -> Adapter:
         if path.suffix not in (".bin", ".pt", ".pth", ".safetensors"):
             hint = "A folder with adapter_config.json, or a P-Tuning checkpoint's pytorch_model.bin."
             raise DsrunError("is not an adapter", where=where, hint=hint)
+        # A weights file of PEFT's folder stands for the folder; one without a config is a P-Tuning checkpoint's.
         beside = path.parent / CONFIG
         return read_adapter(path.parent) if beside.is_file() else Adapter(PREFIX, path, {})
     if not os.path.isdir(path):  # noqa: PTH112
         raise DsrunError("no such folder or file", where=where, hint="Check the path.")
     if (path / CONFIG).is_file():
         return _with_config(path)
-    found = next((path / name for name in PREFIX_WEIGHTS if (path / name).is_file()), None)
-    if found is None:
+    weights = next((path / name for name in PREFIX_WEIGHTS if (path / name).is_file()), None)
+    if weights is None:
         hint = "PEFT's have adapter_config.json, ChatGLM2's P-Tuning checkpoints pytorch_model.bin."
         raise DsrunError("holds no adapter", where=where, hint=hint)
-    return Adapter(PREFIX, found, _prefix_fields(path / "config.json"))
+    return Adapter(PREFIX, weights, _prefix_fields(path / "config.json"))
 
 
 def _with_config(path: Path) -> Adapter:
@@ -84,8 +85,10 @@ def _with_config(path: Path) -> Adapter:
     kind = config.get("peft_type")
     if kind == "PREFIX_TUNING":
         hint = "Import the P-Tuning checkpoint that ChatGLM2's own script writes, or train a new one."
-        what = "is PEFT's prefix tuning, which computes something else: positions start at the prefix's end"
-        raise DsrunError(what, where=str(path), hint=hint)
+        message = (
+            "is PEFT's prefix tuning, which computes something else: positions start at the prefix's end"
+        )
+        raise DsrunError(message, where=str(path), hint=hint)
     if kind != "LORA":
         raise DsrunError(
             f"is an adapter of kind {kind!r}; dsrun knows LoRA and P-Tuning v2", where=str(path / CONFIG)
@@ -93,10 +96,11 @@ def _with_config(path: Path) -> Adapter:
     raise_all(
         [
             Problem(f"{name} is {config[name]!r}: that is more than plain LoRA", str(path / CONFIG))
-            for name, plain in PLAIN.items()
+            for name, plain in PLAIN_LORA.items()
             if name in config and config[name] not in plain
         ]
     )
+    # PEFT keeps experts' tensors in a list of their own; --lora-target has both in one text, told apart by their dots.
     targets, tensors = config.get("target_modules"), config.get("target_parameters") or []
     if targets == "all-linear":
         targets = [ALL]
@@ -140,7 +144,7 @@ EXPERTS_NOTE = (
 
 
 def check_tensors(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) -> list[Problem]:
-    """Why this job can't put LoRA on tensors that no linear layer holds, such as a mixture's experts.
+    """The problems of LoRA on tensors that no linear layer holds, such as a mixture's experts.
 
     PEFT computes with them by putting something else in their place for as long as a forward takes (ParamWrapper in
     peft/tuners/lora/layer.py).
@@ -149,10 +153,8 @@ def check_tensors(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) 
     hint = "Take a preset of ZeRO-0, 1 or 2, or name linear layers alone."
     problems = []
     if stage == 3 or fsdp:
-        what = "FSDP" if fsdp else "ZeRO-3"
-        text = (
-            f"experts can't have LoRA under {what}, which gathers a layer's own tensors: PEFT replaces these"
-        )
+        engine = "FSDP" if fsdp else "ZeRO-3"
+        text = f"experts can't have LoRA under {engine}, which gathers a layer's own tensors: PEFT replaces these"
         problems.append(Problem(text, where, hint))
     if compiles:
         text = "experts can't have LoRA in compiled layers: PEFT replaces their tensors in each forward"

@@ -168,24 +168,27 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
             yield Problem(f"{name} is {config[name]!r}", where, instead)
     if config.get("multi_query_attention") is not True:
         # Without it queries, keys and values lie head by head in the fused matrix, and its size may be the same.
-        what = f"multi_query_attention is {config.get('multi_query_attention')!r}; the network here has True"
-        yield Problem(what, where, INSTEAD)
+        message = (
+            f"multi_query_attention is {config.get('multi_query_attention')!r}; the network here has True"
+        )
+        yield Problem(message, where, INSTEAD)
     heads, groups = config.get("num_attention_heads"), config.get("multi_query_group_num")
     if _is_positive(heads) and _is_positive(groups) and heads % groups:
         yield Problem(f"{groups} groups don't divide {heads} heads", where)
     if config.get("num_hidden_layers", config.get("num_layers")) != config.get("num_layers"):
-        what = f"num_hidden_layers is {config['num_hidden_layers']!r} and num_layers {config.get('num_layers')!r}"
-        yield Problem(what, where, "Is it the checkpoint's own config.json?")
+        message = f"num_hidden_layers is {config['num_hidden_layers']!r} and num_layers {config.get('num_layers')!r}"
+        yield Problem(message, where, "Is it the checkpoint's own config.json?")
     if not _is_positive(config.get("rope_ratio") or 1):
         yield Problem(f"rope_ratio is {config['rope_ratio']!r}, not a number above 0", where)
     reader = ModelConfig(config, where)
     reader.switch("add_qkv_bias", default=False)
     reader.share("attention_dropout", 0.0)
     yield from reader.wrong
+    # A field that nobody knows may be a new kind of attention: such a network would train, and learn nonsense.
     known = REQUIRED | NEUTRAL.keys() | ANOTHER_FOLDER.keys() | UNUSED | READ
     for name in sorted(config.keys() - known):
-        what = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"
-        yield Problem(what, where, f"{INSTEAD} If it changes nothing, remove it from config.json.")
+        message = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"
+        yield Problem(message, where, f"{INSTEAD} If it changes nothing, remove it from config.json.")
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
@@ -209,11 +212,8 @@ def rope_parameters(config: Mapping[str, Any], folder: Path, named: str | None =
     if ratio == 1:
         return parameters
     if (divides := _divides(config, folder, named)) is not None:
-        return (
-            {**parameters, "rope_type": "linear", "factor": ratio}
-            if divides
-            else {**parameters, "rope_theta": 10000.0 * ratio}
-        )
+        stretched = {"rope_type": "linear", "factor": ratio} if divides else {"rope_theta": 10000.0 * ratio}
+        return {**parameters, **stretched}
     raise DsrunError(
         f"rope_ratio {ratio:g} stretches the positions in ChatGLM2 and the base in ChatGLM3; nothing here says which",
         where=str(folder / "config.json"),
@@ -224,6 +224,7 @@ def rope_parameters(config: Mapping[str, Any], folder: Path, named: str | None =
 
 def _divides(config: Mapping[str, Any], folder: Path, named: str | None) -> bool | None:
     """Whether rope_ratio divides the positions (else it multiplies the base); None if unknown."""
+    # The surest first: the code says what is computed; names and tokenizers only say which model it probably is.
     text = _text(folder / "modeling_chatglm.py")
     linear, base = bool(LINEAR.search(text)), bool(BASE.search(text))
     if linear != base:
@@ -267,8 +268,8 @@ def prompt_format(folder: Path, named: str | None) -> str:
         return named
     if kind == RANKS:
         return "glm-4"
-    told = [_text(folder / name) for name in ("tokenization_chatglm.py", "tokenizer_config.json")]
-    known = any("<|assistant|>" in text for text in told)
+    texts = [_text(folder / name) for name in ("tokenization_chatglm.py", "tokenizer_config.json")]
+    known = any("<|assistant|>" in text for text in texts)
     return "chatglm3" if known or "chatglm3" in _text(folder / "config.json").lower() else "chatglm2"
 
 

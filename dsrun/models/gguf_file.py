@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model before it is converted: read from its header, with the package gguf."""
+"""A GGUF file's header: the facts of its model before it is converted, read with the package gguf."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dsrun.errors import DsrunError
 
 
 def architecture_of(path: Path) -> dict[str, Any]:
-    """The longest sequence that the model was made for, under transformers' name; empty where nobody says.
+    """The longest sequence that the model was made for, under transformers' name; empty where it is unknown.
 
     Raises DsrunError for what is no GGUF file, or is cut short. Without the package nothing is looked at: what converts
     the file asks for it.

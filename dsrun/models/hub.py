@@ -18,12 +18,12 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja", "*_chatglm.py"]
-"""What is downloaded: config, weights, tokenizer. ChatGLM's code is read for a constant, never run."""
+"""Files that are downloaded: config, weights, tokenizer. ChatGLM's code is read for a constant, never run."""
 BIN_FILES = ["pytorch_model*.bin"]
-NOT = ["*/*", "consolidated*"]
+IGNORED_FILES = ["*/*", "consolidated*"]
 """The same weights in another form: Llama's original/, onnx/, Mistral's consolidated.safetensors."""
 HF, MODELSCOPE = "hf:", "modelscope:"
-"""What names a hub before a repository's id; without it, the Hugging Face Hub's is meant."""
+"""Prefixes of a repository's id that name its hub; without one, the Hugging Face Hub is meant."""
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -37,7 +37,7 @@ class Repository:
     revision: str | None = None
 
     def __str__(self) -> str:
-        """As the user may write it."""
+        """The repository as a user may write it."""
         revision = f"@{self.revision}" if self.revision else ""
         return f"{'' if self.hub == HF else self.hub}{self.id}{revision}"
 
@@ -47,7 +47,7 @@ def parse(text: str) -> Repository | None:
 
     None where it names none. A file or folder of the name is nearer than a repository, unless a hub is named.
     """
-    hub = next((one for one in (HF, MODELSCOPE) if text.startswith(one)), None)
+    hub = next((prefix for prefix in (HF, MODELSCOPE) if text.startswith(prefix)), None)
     name = text.removeprefix(hub or "")
     if not ID.fullmatch(name) or (hub is None and os.path.lexists(text)):
         if hub:
@@ -75,15 +75,16 @@ def download(repository: Repository) -> Path:
     Raises DsrunError where it is gated, missing or out of reach, or holds no weights, with what to do.
     """
     with _explained(repository):
+        # Many repositories hold the weights in both forms: asking for both would double the download.
         folder = _snapshot(repository, FILES)
         if not any(folder.glob("*.safetensors")):
             folder = _snapshot(repository, FILES + BIN_FILES)
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", *BIN_FILES)):
-        what = "holds no weights that transformers reads (*.safetensors or pytorch_model*.bin)"
+        message = "holds no weights that transformers reads (*.safetensors or pytorch_model*.bin)"
         hint = "Does it hold GGUF files? Download one and pass its path."
         if set_offline := offline():
-            what, hint = "is in the cache without its weights", f"Unset {set_offline} to download them."
-        raise DsrunError(what, where=str(repository), hint=hint)
+            message, hint = "is in the cache without its weights", f"Unset {set_offline} to download them."
+        raise DsrunError(message, where=str(repository), hint=hint)
     return folder
 
 
@@ -108,7 +109,7 @@ def check_cached(repository: Repository) -> None:
 
 
 def cache_folder() -> Path:
-    """Where the Hugging Face library keeps what it downloads; it is not imported, which takes a second."""
+    """The cache folder of the Hugging Face library, which takes a second to import, and is not."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -121,7 +122,7 @@ def _revision(repository: Repository) -> dict[str, Any]:
 
 def _snapshot(repository: Repository, patterns: list[str]) -> Path:
     library = _modelscope() if repository.hub == MODELSCOPE else importlib.import_module("huggingface_hub")
-    options = {"allow_patterns": patterns, "ignore_patterns": NOT, **_revision(repository)}
+    options = {"allow_patterns": patterns, "ignore_patterns": IGNORED_FILES, **_revision(repository)}
     return Path(library.snapshot_download(repository.id, **options))
 
 
@@ -171,5 +172,5 @@ def _unreachable(repository: Repository, reason: str, otherwise: str) -> DsrunEr
 
 
 def first_line(error: Exception) -> str:
-    """What a library says, without what it says below."""
+    """The first line of a library's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -23,15 +23,13 @@ from dsrun.models import hub
 OPTION, PUBLIC = "--push", "--public"
 FILE_BYTES = 50 * 10**9
 """The largest file that the Hub takes (its documentation, "Repository limitations and recommendations")."""
-REPLACED = (
-    "*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt",
-)  # fmt: skip
-"""Of a repository that held another model: what would be read together with the new one, and is removed with it."""
+REPLACED = ("*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+"""Files of another model in a repository that would be read together with the new one, and are removed with it."""
 
 
 @dataclass(frozen=True)
 class PushTarget:
-    """Where a model goes, as it was when it was looked at."""
+    """The goal of a push, as it was when it was looked at."""
 
     repository: str
     public: bool
@@ -46,34 +44,36 @@ def target(name: str, *, public: bool) -> PushTarget:
 
     public: whether everybody may see it. What is there already keeps who may see it, and has to agree.
     """
-    found = hub.parse(name if name.startswith(hub.HF) else f"{hub.HF}{name}")
-    if found is None or found.revision:
-        what = f"{name!r} names no repository to push to"
-        raise DsrunError(what, where=OPTION, hint="As in OWNER/NAME, without a revision.")
+    repository = hub.parse(name if name.startswith(hub.HF) else f"{hub.HF}{name}")
+    if repository is None or repository.revision:
+        message = f"{name!r} names no repository to push to"
+        raise DsrunError(message, where=OPTION, hint="As in OWNER/NAME, without a revision.")
     if forbidding := hub.offline():
         raise DsrunError(f"{forbidding} forbids it", where=OPTION, hint=f"Unset {forbidding}.")
     api, library = _api(), importlib.import_module("huggingface_hub")
-    with _explained(found.id):
+    with _explained(repository.id):
         if library.get_token() is None:
             hint = "Log in: `hf auth login`, or set HF_TOKEN; the token needs the right to write."
             raise DsrunError("there is no token for the Hub", where=OPTION, hint=hint)
         try:
-            info = api.model_info(found.id)
+            info = api.model_info(repository.id)
         except library.errors.RepositoryNotFoundError:
-            return PushTarget(found.id, public, None)
+            return PushTarget(repository.id, public, None)
     if info.private == public:
-        now, hint = ("private", f"Leave {PUBLIC} out, or change that on its page.")
+        visibility, hint = ("private", f"Leave {PUBLIC} out, or change that on its page.")
         if not info.private:
-            now, hint = (
+            visibility, hint = (
                 "public",
                 f"Say {PUBLIC} if everybody may see this model, or name another repository.",
             )
-        raise DsrunError(f"{found.id} is there already, and {now}", where=OPTION, hint=hint)
-    there = [one.rfilename for one in info.siblings or []]
+        raise DsrunError(f"{repository.id} is there already, and {visibility}", where=OPTION, hint=hint)
+    there = [pattern.rfilename for pattern in info.siblings or []]
     stale = tuple(
-        name for name in there if any(fnmatch.fnmatch(name, one) for one in REPLACED) and "/" not in name
+        name
+        for name in there
+        if any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED) and "/" not in name
     )
-    return PushTarget(found.id, public, info.sha, stale)
+    return PushTarget(repository.id, public, info.sha, stale)
 
 
 def too_large(folder: Path) -> list[Problem]:
@@ -99,6 +99,8 @@ def push(folder: Path, to: PushTarget, message: str) -> str:
     with _explained(to.repository):
         if to.head is None:
             api.create_repo(to.repository, private=not to.public, exist_ok=False)
+        # parent_commit makes the Hub refuse (412) where somebody pushed since we looked: the files that are removed
+        # here might be theirs.
         done = api.create_commit(to.repository, operations, commit_message=message, parent_commit=to.head)
     return str(done.commit_url)
 
@@ -113,7 +115,7 @@ def _api() -> Any:
 
 
 def _broken() -> tuple[type[Exception], ...]:
-    """What a network or a file system is answered with; the library's HTTP client has errors of its own since 1."""
+    """Errors of a network or a file system; the library's HTTP client has its own since version 1."""
     clients = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
     return (OSError, ValueError, *(client.HTTPError for client in clients))
 
@@ -127,13 +129,13 @@ def _explained(repository: str) -> Iterator[None]:
         yield
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
-        what = f"the Hub refuses {repository} ({status or 'no answer'}): {hub.first_line(error)}"
+        message = f"the Hub refuses {repository} ({status or 'no answer'}): {hub.first_line(error)}"
         why = "Does the token have the right to write there? `hf auth login`, or HF_TOKEN."
         if status == 412:
-            what, why = f"{repository} was changed by somebody meanwhile", "Look at it."
-        raise DsrunError(what, where=OPTION, hint=f"{why} {again}") from error
+            message, why = f"{repository} was changed by somebody meanwhile", "Look at it."
+        raise DsrunError(message, where=OPTION, hint=f"{why} {again}") from error
     except _broken() as error:
         endpoint = os.environ.get("HF_ENDPOINT")
         hint = f"Does HF_ENDPOINT answer: {endpoint}?" if endpoint else "Is there a network?"
-        what = f"{repository} can't be pushed: {hub.first_line(error)}"
-        raise DsrunError(what, where=OPTION, hint=f"{hint} {again}") from error
+        message = f"{repository} can't be pushed: {hub.first_line(error)}"
+        raise DsrunError(message, where=OPTION, hint=f"{hint} {again}") from error

@@ -1,4 +1,4 @@
-"""Which networks liger-kernel's kernels are used for, by transformers' model_type.
+"""The networks that liger-kernel's kernels are used for, by transformers' model_type.
 
 Its loss takes the output layer's input and weight and is the same for all networks. Its RMSNorm, rotary positions and
 gated layers (SwiGLU, GEGLU) are put in by functions of its own, one a network, which know the network's code. Those
@@ -22,18 +22,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_GEGLU, ("rope", "rms_norm", "geglu")),
     **dict.fromkeys(_EXPERTS, ("rope", "rms_norm")),
 }
-"""What of a network is replaced: arguments of liger-kernel's function for it (transformers/monkey_patch.py)."""
+"""Parts of a network that are replaced: arguments of liger-kernel's function for it (transformers/monkey_patch.py)."""
 GATED = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}
 """The activation that a gated layer's kernel computes: others are left as they are."""
 
 
 def fuses_loss(model_type: str | None) -> bool:
-    """Whether its loss is used for a network. ChatGLM's original checkpoints are computed as glm."""
+    """Whether liger-kernel's loss is used for a network. ChatGLM's original checkpoints are computed as glm."""
     return model_type in LOSS
 
 
 def parts(model_type: str, activation: str | None) -> tuple[str, ...]:
-    """What of a network's layers is replaced. activation: the config's hidden_act."""
+    """The parts of a network's layers that are replaced. activation: the config's hidden_act."""
     return tuple(
         part for part in LAYERS.get(model_type, ()) if part not in GATED or activation in GATED[part]
     )

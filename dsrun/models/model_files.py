@@ -1,6 +1,6 @@
 """The catalogue: presets/models/*.toml, each one model, or a family with a table [sizes.NAME] for each of its models.
 
-A family's model is called FILE-NAME. What its table says comes before what the file says for all; [architecture] and
+A family's model is called FILE-NAME. Its table comes before the keys that the file has for all; [architecture] and
 [defaults] are put together key by key.
 """
 
@@ -40,28 +40,28 @@ class ModelFile:
     path: Path
     summary: str
     parameters: int
-    """How many."""
+    """Number of parameters."""
     prompt_format: str
     architecture: dict[str, Any]
     """The transformers config."""
     repository: str | None = None
-    """On the Hugging Face hub."""
+    """Its repository on the Hugging Face hub."""
     random: dict[str, Any] | None = None
-    """How its weights are drawn, where there are none to download."""
+    """Settings of drawn weights, where there are none to download."""
     tokenizer: dict[str, Any] = field(default_factory=dict)
-    """How its tokenizer is trained."""
+    """Settings of its tokenizer's training."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Options of finetune, by name."""
 
 
 def names() -> dict[str, Path]:
     """Every model's name -> its file, sorted; the nearest folder wins. A file that is no TOML stands for itself."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in catalog.folders(KIND):
         for path in sorted(folder.glob("*.toml")):
             for name in _names_in(path):
-                found.setdefault(name, path)
-    return dict(sorted(found.items()))
+                files.setdefault(name, path)
+    return dict(sorted(files.items()))
 
 
 def find(name: str) -> Path | None:
@@ -78,15 +78,15 @@ def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
 
     refused: receives the problems of files that can't be used; without it, the first such file raises DsrunError.
     """
-    found = []
+    models = []
     for name, path in names().items():
         try:
-            found.append(_read(name, path))
+            models.append(_read(name, path))
         except DsrunError as error:
             if refused is None:
                 raise
             refused += [problem for problem in error.problems if problem not in refused]
-    return sorted(found, key=lambda model: model.parameters)
+    return sorted(models, key=lambda model: model.parameters)
 
 
 def load_model_file(name: str) -> ModelFile:
@@ -101,7 +101,7 @@ def load_model_file(name: str) -> ModelFile:
 def by_repository(repository: str) -> ModelFile | None:
     """The model whose weights lie in that repository; None where no file names it. Files with faults are passed by."""
     wanted = repository.casefold()
-    return next((one for one in list_models([]) if (one.repository or "").casefold() == wanted), None)
+    return next((model for model in list_models([]) if (model.repository or "").casefold() == wanted), None)
 
 
 def file_label(name: str) -> str:

@@ -17,7 +17,7 @@ from dsrun.options.table import TokenizerOptions
 OPTION = flag_of(TokenizerOptions, "add_special_tokens")
 TEMPLATE = flag_of(TokenizerOptions, "chat_template")
 LONGEST = 100
-"""Characters of a token: what is longer is no mark but a text."""
+"""Characters of a token: a longer one is no mark but a text."""
 
 
 def asked_for(given: Iterable[str]) -> tuple[str, ...]:
@@ -42,9 +42,9 @@ def _named(text: str) -> list[str]:
     if not text.endswith(LIST_SUFFIX):
         return [token.strip() for token in text.split(",")]
     lines = read_text(Path(text).expanduser()).splitlines()
-    if not (found := [line.strip() for line in lines if line.strip()]):
+    if not (tokens := [line.strip() for line in lines if line.strip()]):
         raise DsrunError("holds no token", where=text, hint="One a line.")
-    return found
+    return tokens
 
 
 def _wrong(token: str) -> str:
@@ -56,22 +56,23 @@ def _wrong(token: str) -> str:
 
 
 def refusals(options: FinetuneOptions, model: ModelSpec, architecture: str | None) -> list[Problem]:
-    """Why this fine-tune can't have new tokens or another chat template. architecture: the config's model_type."""
-    asked = {OPTION: bool(options.add_special_tokens), TEMPLATE: options.chat_template is not None}
+    """The reasons why a fine-tune can't have new tokens or another chat template. architecture: the config's
+    model_type."""
+    changes = {OPTION: bool(options.add_special_tokens), TEMPLATE: options.chat_template is not None}
     problems = []
-    for flag in (flag for flag, given in asked.items() if given):
+    for flag in (flag for flag, given in changes.items() if given):
         if options.official:
-            what = "has no place in --official, ChatGLM2's own recipe"
-            problems.append(Problem(what, flag, "Leave one of the two out."))
+            message = "has no place in --official, ChatGLM2's own recipe"
+            problems.append(Problem(message, flag, "Leave one of the two out."))
         if chatglm.MODEL_TYPE in (model.source, architecture):
-            what = (
+            message = (
                 "is not for a model in ChatGLM's original format, whose tokenizer and prompts are part of it"
             )
             hint = "Train it once without; what comes of it, RUN/model, is in transformers' format and takes both."
-            problems.append(Problem(what, flag, hint))
-    if asked[OPTION] and options.method != "full":
-        what = f"has no effect with --method {options.method}, which leaves the embeddings as they are"
-        problems.append(Problem(what, OPTION, "Use --method full, by which new rows are trained."))
+            problems.append(Problem(message, flag, hint))
+    if changes[OPTION] and options.method != "full":
+        message = f"has no effect with --method {options.method}, which leaves the embeddings as they are"
+        problems.append(Problem(message, OPTION, "Use --method full, by which new rows are trained."))
     return problems
 
 
@@ -80,10 +81,13 @@ def known_to(folder: Path, tokens: Sequence[str]) -> list[Problem]:
     path = folder / "tokenizer.json"
     if not tokens or not path.is_file():
         return []
+    # As JSON and not by the tokenizer: importing transformers takes seconds, before a job that may be refused.
     table = read_json_object(path)
     added = table.get("added_tokens")
     known = (
-        {one.get("content") for one in added if isinstance(one, dict)} if isinstance(added, list) else set()
+        {token.get("content") for token in added if isinstance(token, dict)}
+        if isinstance(added, list)
+        else set()
     )
     if isinstance(vocabulary := table.get("model", {}).get("vocab"), dict):
         known |= vocabulary.keys()
@@ -92,6 +96,6 @@ def known_to(folder: Path, tokens: Sequence[str]) -> list[Problem]:
 
 def already(known: Iterable[object], tokens: Sequence[str], where: str) -> list[Problem]:
     """The problem of tokens that are there before they are added."""
-    if there := [token for token in tokens if token in set(known)]:
-        return [Problem(f"holds {', '.join(there)} already", where, f"Leave it out of {OPTION}.")]
+    if present := [token for token in tokens if token in set(known)]:
+        return [Problem(f"holds {', '.join(present)} already", where, f"Leave it out of {OPTION}.")]
     return []

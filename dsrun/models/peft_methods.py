@@ -35,9 +35,9 @@ LINEAR = {
 
 
 def by_adapter(known: Resolved[FinetuneOptions]) -> list[Layer]:
-    """What an adapter that is trained on says of itself: method, rank, length of the prefix.
+    """The options that an adapter which is trained on decides: method, rank, length of the prefix.
 
-    Raises DsrunError where an option says something else, or is for another method.
+    Raises DsrunError where the user's options differ, or are for another method.
     """
     if known.options.adapter is None:
         raise_all(_without_effect(known))
@@ -48,6 +48,7 @@ def by_adapter(known: Resolved[FinetuneOptions]) -> list[Layer]:
     problems = [*_of_another_kind(known, adapter, path, method)] or [*_contradictions(known, adapter, path)]
     layers = [Layer(Source.COMMAND_LINE, {"adapter": str(path)})]
     if not problems:
+        # As strong as a run file: the adapter's rank and length are facts, and a user's other value was refused above.
         values = {"method": method, **adapter.fields}
         layers.append(Layer(Source.RUN_FILE, values, f"the adapter {path}", through="adapter"))
     raise_all([*problems, *_without_effect(known.with_layers(*layers))])
@@ -56,23 +57,23 @@ def by_adapter(known: Resolved[FinetuneOptions]) -> list[Layer]:
 
 def _contradictions(known: Resolved[FinetuneOptions], adapter: Adapter, path: Path) -> Iterator[Problem]:
     """Options that the user gives and the adapter was made with other values of."""
-    for name, own in adapter.fields.items():
+    for name, adapters_value in adapter.fields.items():
         given = getattr(known.options, name)
-        if known.said(name) and given != own and name != "lora_dropout":
-            what = f"is {given}, but the adapter in {path} was made with {own}"
-            yield Problem(what, option(name), "Leave it out.")
+        if known.said(name) and given != adapters_value and name != "lora_dropout":
+            message = f"is {given}, but the adapter in {path} was made with {adapters_value}"
+            yield Problem(message, option(name), "Leave it out.")
 
 
 def _of_another_kind(
     known: Resolved[FinetuneOptions], adapter: Adapter, path: Path, method: str
 ) -> Iterator[Problem]:
-    """Whether the method can't train on with it."""
+    """The problem of a method that can't train on with the adapter."""
     if adapter.method != ("lora" if method == "qlora" else method):
-        what = f"is {'LoRA' if adapter.method == LORA else 'P-Tuning v2'}, but --method is {method}"
-        yield Problem(what, str(path), f"Leave --method out, or say {adapter.method}.")
+        message = f"is {'LoRA' if adapter.method == LORA else 'P-Tuning v2'}, but --method is {method}"
+        yield Problem(message, str(path), f"Leave --method out, or say {adapter.method}.")
     if adapter.method == PREFIX and not adapter.fields and known.said("pre_seq_len"):
-        what = "is given, but the adapter has its own length"
-        yield Problem(what, option("pre_seq_len"), "Leave it out.")
+        message = "is given, but the adapter has its own length"
+        yield Problem(message, option("pre_seq_len"), "Leave it out.")
 
 
 def _without_effect(known: Resolved[FinetuneOptions]) -> Iterator[Problem]:
@@ -91,25 +92,25 @@ def option(name: str) -> str:
 
 def check_targets(peft: PeftOptions, architecture: Mapping[str, Any]) -> list[Problem]:
     """Layers of --lora-target that the model lacks. architecture: its config, as far as it is known."""
-    there = LINEAR.get(str(architecture.get("model_type")))
-    if peft.method not in OPTIONS["lora_target"] or peft.lora_target == ALL or there is None:
+    linear = LINEAR.get(str(architecture.get("model_type")))
+    if peft.method not in OPTIONS["lora_target"] or peft.lora_target == ALL or linear is None:
         return []
     named = [name.strip() for name in peft.lora_target.split(",") if name.strip()]
-    if wrong := [name for name in named if name not in (ALL, *there)]:
-        hint = f"Its linear layers: {', '.join(there)}."
+    if wrong := [name for name in named if name not in (ALL, *linear)]:
+        hint = f"Its linear layers: {', '.join(linear)}."
         return [Problem(f"the model has no {' and no '.join(wrong)}", option("lora_target"), hint)]
     return []
 
 
 def check_experts(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) -> list[Problem]:
-    """What is wrong with a --lora-target that surely means a mixture's experts; the ranks look at other names."""
+    """The problems of a --lora-target that surely means a mixture's experts; the ranks look at other names."""
     if peft.method not in OPTIONS["lora_target"] or not names_tensors(peft.lora_target):
         return []
     return check_tensors(peft, stage=stage, fsdp=fsdp, compiles=compiles)
 
 
 def check_export(peft: PeftOptions, wanted: str) -> list[Problem]:
-    """What is wrong with --export-format for this method."""
+    """The problem of --export-format with this method."""
     where = "--export-format"
     if wanted == "adapter" and not peft.freezes:
         hint = "Adapters come from --method lora, qlora or ptuning."
@@ -121,34 +122,31 @@ def check_export(peft: PeftOptions, wanted: str) -> list[Problem]:
 
 
 def check_attention(peft: PeftOptions, wanted: str) -> list[Problem]:
-    """What is wrong with --attention for this method."""
+    """The problem of --attention with this method."""
     if peft.method != PREFIX or wanted in ("auto", "sdpa"):
         return []
-    what = f"is {wanted}, but --method ptuning needs sdpa, into which it puts its prefix"
-    return [Problem(what, "--attention", "Leave it out.")]
+    message = f"is {wanted}, but --method ptuning needs sdpa, into which it puts its prefix"
+    return [Problem(message, "--attention", "Leave it out.")]
 
 
 def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, Any] | None) -> list[Problem]:
-    """What the method needs of device and ds_config. ds_config: None where there is none yet."""
+    """The problems of the method with a device and a ds_config. ds_config: None where there is none yet."""
     if peft.method != "qlora":
         return []
-    problems = []
+    problems, where = [], "--method qlora"
     if accelerator != "cuda":
         # On a CPU bitsandbytes (0.50) repacks the weights when it generates, and the next training step gets wrong
         # gradients through them (nn/modules.py, Linear4bit.forward: packing_format_for_cpu).
-        what = (
+        slow = (
             "needs a CUDA GPU: on a CPU 4-bit weights are slow, and gradients are wrong after an evaluation"
         )
-        problems.append(Problem(what, "--method qlora", "Use --method lora here."))
+        problems.append(Problem(slow, where, "Use --method lora here."))
     elif importlib.util.find_spec("bitsandbytes") is None:
-        problems.append(
-            Problem("needs bitsandbytes", "--method qlora", f"Install it: {install('bitsandbytes')}")
-        )
+        problems.append(Problem("needs bitsandbytes", where, f"Install it: {install('bitsandbytes')}"))
     if ds_config and zero_stage(ds_config) == 3:
-        what = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
-        problems.append(
-            Problem(what, "--method qlora", "Use a preset of ZeRO-1 or 2, or --method lora with this one.")
-        )
+        sharded = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
+        hint = "Use a preset of ZeRO-1 or 2, or --method lora with this one."
+        problems.append(Problem(sharded, where, hint))
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: the catalogue, a hub's repository, a Hugging Face folder or a GGUF file."""
+"""The source of a model: the catalogue, a hub's repository, a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dsrun.job.job import ModelSpec
 
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-NAMED = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
-READABLE = "Whose is it? Everything in a model's folder has to be readable."
+MODEL_HINT = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
+READABLE_HINT = "Whose is it? Everything in a model's folder has to be readable."
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -40,24 +40,23 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
             )
         return _from_path(Path(name), Path(name).name, None, training=training), {}
     if model_path is not None:
-        shown, wanted, defaults = (
-            (model.name, model.prompt_format, model.defaults) if model else (name, None, {})
-        )
-        return _from_path(model_path, shown, wanted, training=training), defaults
+        if model is None:
+            return _from_path(model_path, name, None, training=training), {}
+        return _from_path(model_path, model.name, model.prompt_format, training=training), model.defaults
     if repository and model is None:
-        found = repository_config(repository)
-        trainable.check(found, str(repository), training=training)
-        return ModelSpec(str(repository), "hub", str(repository), "auto", found), {}
+        config = repository_config(repository)
+        trainable.check(config, str(repository), training=training)
+        return ModelSpec(str(repository), "hub", str(repository), "auto", config), {}
     assert model is not None  # noqa: S101  (one of the two is there)
     if model.random is not None:
         drawn = {**model.architecture, "seed": model.random.get("seed", 0)}
         spec = ModelSpec(model.name, "random", str(model.path), model.prompt_format, drawn, model.tokenizer)
         return spec, model.defaults
-    own = hub.Repository(
-        str(model.repository)
-    )  # there is one where there is no [random]: model_files saw to it
-    hub.check_cached(own)
-    return ModelSpec(model.name, "hub", str(own), model.prompt_format, model.architecture), model.defaults
+    # There is a repository where there is no [random]: model_files has seen to it.
+    weights = hub.Repository(str(model.repository))
+    hub.check_cached(weights)
+    spec = ModelSpec(model.name, "hub", str(weights), model.prompt_format, model.architecture)
+    return spec, model.defaults
 
 
 def _known(name: str) -> tuple[ModelFile | None, hub.Repository | None]:
@@ -77,7 +76,7 @@ def _known(name: str) -> tuple[ModelFile | None, hub.Repository | None]:
 
 
 def config_of(name: str) -> tuple[dict[str, Any], str, ModelFile | None]:
-    """The config of a model by any of its names (a config.json, too), the file or repository that says it, and the
+    """The config of a model by any of its names (a config.json, too), the file or repository that has it, and the
     catalogue's model, where it is one.
 
     ChatGLM's original format is as it stands. Raises DsrunError where there is none.
@@ -89,7 +88,7 @@ def config_of(name: str) -> tuple[dict[str, Any], str, ModelFile | None]:
         return repository_config(repository), str(repository), None
     path = Path(name).expanduser()
     _check_there(path, name)
-    with explained("can't be read", hint=READABLE):
+    with explained("can't be read", hint=READABLE_HINT):
         if path.is_dir() and not (path / "config.json").is_file():
             raise DsrunError("holds no config.json", where=name, hint=_instead_of_a_config(path))
         return read_config(path), str(path), None
@@ -120,25 +119,25 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 
 def positions_of(spec: ModelSpec) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
-    found = architecture(spec).get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else None
+    positions = architecture(spec).get("max_position_embeddings")
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
     path = path.expanduser().absolute()
     _check_there(path, str(path))
-    with explained("can't be read", hint=READABLE):
+    with explained("can't be read", hint=READABLE_HINT):
         return _of_path(path, name, prompt_format, training=training)
 
 
 def _check_there(path: Path, where: str) -> None:
     """Raise DsrunError unless a folder or a file of ordinary kind is there: a pipe or a device has no end."""
     if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
-        gone = os.path.lexists(path)
-        what = "is a link to what isn't there" if gone else "no such folder or file"
-        raise DsrunError(what, where=where, hint="Check where it leads." if gone else "Check the path.")
+        is_link = os.path.lexists(path)
+        message = "is a link to what isn't there" if is_link else "no such folder or file"
+        raise DsrunError(message, where=where, hint="Check where it leads." if is_link else "Check the path.")
     if not path.is_dir() and not path.is_file():
-        raise DsrunError("is neither a folder nor a file of weights", where=where, hint=NAMED)
+        raise DsrunError("is neither a folder nor a file of weights", where=where, hint=MODEL_HINT)
 
 
 def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool) -> ModelSpec:
@@ -146,9 +145,9 @@ def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool
 
     if path.is_file():
         if path.suffix != ".gguf":
-            raise DsrunError("is neither a folder nor a .gguf file", where=str(path), hint=NAMED)
-        said = gguf_file.architecture_of(path)
-        return ModelSpec(name, "gguf", str(path), prompt_format or "auto", said)
+            raise DsrunError("is neither a folder nor a .gguf file", where=str(path), hint=MODEL_HINT)
+        fields = gguf_file.architecture_of(path)
+        return ModelSpec(name, "gguf", str(path), prompt_format or "auto", fields)
     config = _check_folder(path, training=training)
     if config["model_type"] == chatglm.MODEL_TYPE:
         chatglm.check_tokenizer(path)
@@ -162,9 +161,9 @@ def downloaded(spec: ModelSpec) -> ModelSpec:
     """A model from a hub as the folder that it is downloaded to, with the checks of a folder."""
     repository = hub.parse(spec.location)
     folder = hub.download(repository or hub.Repository(spec.location))
-    found = _from_path(folder, spec.name, None if spec.prompt_format == "auto" else spec.prompt_format)
-    kept = ("chat_template", "special_tokens", "thinking", "template_args")
-    return replace(found, **{name: getattr(spec, name) for name in kept})
+    spec_there = _from_path(folder, spec.name, None if spec.prompt_format == "auto" else spec.prompt_format)
+    settings = ("chat_template", "special_tokens", "thinking", "template_args")
+    return replace(spec_there, **{name: getattr(spec, name) for name in settings})
 
 
 def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
 
 
 def _instead_of_a_config(path: Path) -> str:
-    """What to do with a folder that has no config.json."""
+    """The hint for a folder that has no config.json."""
     inside = sorted(entry.name for entry in path.iterdir())
     if ADAPTER_CONFIG in inside:
         base = read_json_object(path / ADAPTER_CONFIG).get("base_model_name_or_path") or "MODEL"
@@ -230,17 +229,18 @@ def _check_whole(path: Path) -> None:
     for file in sorted(path.glob("*.safetensors")):
         size, wanted = file.stat().st_size, safetensors_bytes(file)
         if size and (wanted is None or size < wanted):
-            said = "" if wanted is None else f": {size:,} of {wanted:,} bytes"
-            problems.append(Problem(f"is cut short{said}", str(file), "Download it again."))
+            sizes = "" if wanted is None else f": {size:,} of {wanted:,} bytes"
+            problems.append(Problem(f"is cut short{sizes}", str(file), "Download it again."))
     raise_all(problems)
 
 
 HEADER_BYTES = 100_000_000
-"""Of a safetensors file's header, at most, as its own library has it."""
+"""The largest header of a safetensors file, as its own library has it."""
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """How long a safetensors file is by its header (8 bytes of length, JSON, tensors); None where that is cut, too."""
+    """The length of a safetensors file by its header (8 bytes of length, JSON, tensors); None where that is cut,
+    too."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         text = opened.read(length) if length <= min(file.stat().st_size, HEADER_BYTES) else b""
@@ -252,13 +252,21 @@ def safetensors_bytes(file: Path) -> int | None:
     return 8 + length + max(ends, default=0)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 def _check_pointers(path: Path) -> None:
     """Raise DsrunError for large files of which git left only the LFS pointer, three lines of text."""
+
+    def begin(file: Path) -> bytes:
+        with file.open("rb") as opened:
+            return opened.read(len(POINTER))
+
     pointers = [
         entry.name
         for pattern in ("*.safetensors", "pytorch_model*.bin", "tokenizer.model", "tokenizer.json")
         for entry in sorted(path.glob(pattern))
-        if entry.is_file() and _begins_with(entry, _POINTER)
+        if entry.is_file() and begin(entry) == POINTER
     ]
     if pointers:
         raise DsrunError(
@@ -266,11 +274,3 @@ def _check_pointers(path: Path) -> None:
             where=str(path),
             hint=f"Fetch it: git -C {path} lfs pull",
         )
-
-
-_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def _begins_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start

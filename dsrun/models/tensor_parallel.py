@@ -1,4 +1,4 @@
-"""How the networks' matrices are divided under tensor parallelism, in the words of DeepSpeed's AutoTP.
+"""The division of the networks' matrices under tensor parallelism, in the words of DeepSpeed's AutoTP.
 
 A block has two pairs of layers, each divided so that only its end needs an all-reduce (Megatron-LM, arXiv:1909.08053,
 section 3): the first by columns (every rank has some of the heads, or of the feed-forward's width), the second by rows.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SECTION = "tensor_parallel"
-"""Of a DeepSpeed config."""
+"""The section of a DeepSpeed config."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Partition:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """All of a block's."""
+        """All divided layers of a block."""
         return (*self.columns, *self.rows, *self.pairs)
 
 
@@ -54,16 +54,16 @@ def section(model_type: str, ranks: int, *, freezes: bool) -> dict[str, Any]:
     Of a layer that is divided by columns LoRA's B ([out, rank]) is divided like its weight, of one by rows its A
     ([rank, in]); the other one of the two is whole.
     """
-    found = NETWORKS[model_type]
+    partition = NETWORKS[model_type]
     specs: list[dict[str, Any]] = [
-        {"patterns": _patterns(found.rows, "A"), "partition_type": "row"},
-        {"patterns": _patterns(found.columns, "B"), "partition_type": "column"},
+        {"patterns": _patterns(partition.rows, "A"), "partition_type": "row"},
+        {"patterns": _patterns(partition.columns, "B"), "partition_type": "column"},
     ]
-    if found.pairs:
-        patterns = _patterns(found.pairs, "B")
+    if partition.pairs:
+        patterns = _patterns(partition.pairs, "B")
         specs.append({"patterns": patterns, "partition_type": "column", "shape": [2, -1], "partition_dim": 0})
-    if found.per_head and not freezes:
-        patterns = [rf".*\.({'|'.join(found.per_head)})\.weight$"]
+    if partition.per_head and not freezes:
+        patterns = [rf".*\.({'|'.join(partition.per_head)})\.weight$"]
         specs.append({"patterns": patterns, "partition_type": "skip", "grad_allreduce": True})
     return {"autotp_size": ranks, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
 
@@ -80,12 +80,12 @@ def divided_along(name: str) -> tuple[int | None, int]:
     *path, kind = name.split(".")
     layer = {part for part in path if part in _ALL}
     side = next((part[-1] for part in path if part in ("lora_A", "lora_B")), "")
-    for found in NETWORKS.values():
-        if layer & {*found.rows} and kind == "weight" and side in ("", "A"):
+    for partition in NETWORKS.values():
+        if layer & {*partition.rows} and kind == "weight" and side in ("", "A"):
             return 1, 1
-        if layer & {*found.columns, *found.pairs} and side in ("", "B"):
-            return 0, 2 if layer & {*found.pairs} else 1
+        if layer & {*partition.columns, *partition.pairs} and side in ("", "B"):
+            return 0, 2 if layer & {*partition.pairs} else 1
     return None, 1
 
 
-_ALL = {layer for found in NETWORKS.values() for layer in found.layers}
+_ALL = {layer for partition in NETWORKS.values() for layer in partition.layers}

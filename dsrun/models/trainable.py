@@ -1,4 +1,4 @@
-"""Whether a model can be trained here at all: judged by its config.json, before anybody waits for its weights."""
+"""The check that a model can be trained here at all: by its config.json, before anybody waits for its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENSES = {
 }  # fmt: skip
 """Words in the names of a config's parts -> what such a part reads."""
 PARTS = ("_config", "_encoder", "_tower")
-"""What the names of such parts end with."""
+"""Endings of the names of such parts."""
 OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "RewardModel")
 """Ends of the names of classes without an output over the vocabulary."""
 METHODS = {
@@ -30,13 +30,13 @@ def check(config: Mapping[str, Any], where: str, *, training: bool = True) -> No
     """Raise DsrunError, with what it is and what to do, unless the config is that of a causal language model.
 
     config: of config.json, with a model_type; where: the file, for the message. training: quantised weights are
-    refused, too: they can be asked, not trained. Without transformers installed nothing is known of other types.
+    refused, too: they can answer, and not be trained. Without transformers installed nothing is known of other types.
     """
     model_type = str(config["model_type"])
     if model_type == chatglm.MODEL_TYPE:
         chatglm.refuse_others(config, where)
-    elif what := _other_kind(config, model_type):
-        raise DsrunError(what[0], where=where, hint=what[1])
+    elif other_kind := _other_kind(config, model_type):
+        raise DsrunError(other_kind[0], where=where, hint=other_kind[1])
     if training and (method := quantisation(config)):
         raise DsrunError(
             f"is quantised ({method}): such weights can be asked, not trained",
@@ -46,11 +46,11 @@ def check(config: Mapping[str, Any], where: str, *, training: bool = True) -> No
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:
-    """How the weights are quantised, in words; None where they aren't, or where ChatGLM's own check says it."""
-    said = config.get("quantization_config") or config.get("compression_config")
-    if not said or config.get("model_type") == chatglm.MODEL_TYPE:
+    """The quantisation of the weights, in words; None where there is none, or where ChatGLM's own check reports it."""
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    if not quantized or config.get("model_type") == chatglm.MODEL_TYPE:
         return None
-    fields = said if isinstance(said, Mapping) else {}
+    fields = quantized if isinstance(quantized, Mapping) else {}
     method = str(fields.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in fields else "unknown"))
     bits = fields.get("bits") or fields.get("w_bit")
     if fields.get("load_in_4bit") or fields.get("load_in_8bit"):
@@ -65,8 +65,9 @@ def _original(config: Mapping[str, Any]) -> str:
 
 
 def _other_kind(config: Mapping[str, Any], model_type: str) -> tuple[str, str] | None:
-    """What it is, and what to do, where it is no causal language model that transformers has."""
-    reads = sorted({what for key, value in config.items() if (what := _sense(key, value))})
+    """The kind of a model that is no causal language model of transformers', and a hint."""
+    reads = sorted({medium for key, value in config.items() if (medium := _sense(key, value))})
+    # The config's own words before transformers' tables: a new family isn't in them, but says "vision_config".
     if reads:
         return f"is a model of {' and '.join(reads)} ({model_type})", TEXT_ONLY
     if _listed(model_type, *transformers_code.SPEECH):
@@ -90,7 +91,7 @@ def _other_kind(config: Mapping[str, Any], model_type: str) -> tuple[str, str] |
 def _sense(key: str, value: object) -> str | None:
     if not value or not key.endswith(PARTS):
         return None
-    return next((what for word, what in SENSES.items() if word in key.split("_")), None)
+    return next((medium for word, medium in SENSES.items() if word in key.split("_")), None)
 
 
 def _listed(model_type: str, *tables: str) -> bool:

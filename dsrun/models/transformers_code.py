@@ -1,4 +1,4 @@
-"""What the installed transformers can do with a model_type, read from its source files: it takes seconds to import.
+"""The installed transformers' classes for a model_type, read from its source files: it takes seconds to import.
 
 The tables are lists of pairs (models/auto/modeling_auto.py), the rest are constants of classes.
 """
@@ -20,6 +20,10 @@ MULTIMODAL = ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODA
 SPEECH = ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES")
 ALL = "MODEL_MAPPING_NAMES"
 AUTO = "models/auto/modeling_auto.py"
+SDPA = "_supports_sdpa"
+CAPPED = frozenset(("gemma2", "vaultgemma"))
+"""Types whose attention caps its scores. torch's SDPA leaves the caps out without a word, and the classes say that they
+have SDPA in transformers 5.0 to 5.17 at least; in 5.23 they say that they haven't."""
 
 
 @functools.cache
@@ -27,10 +31,9 @@ def table(name: str) -> Mapping[str, str]:
     """model_type -> the class that one of the tables in modeling_auto.py names; empty without transformers."""
     path = (_folder() or Path()) / AUTO
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = re.search(
-        rf"^{name}\b.*?^\)", text, re.MULTILINE | re.DOTALL
-    )  # parsing all of the file takes long
-    node = ast.parse(found[0]).body[0] if found else None
+    # Only the table is parsed: the whole file takes longer than all else that happens before a job starts.
+    match = re.search(rf"^{name}\b.*?^\)", text, re.MULTILINE | re.DOTALL)
+    node = ast.parse(match[0]).body[0] if match else None
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Call):
         return MappingProxyType({})
     return MappingProxyType(_pairs(node.value.args[0]) if node.value.args else {})
@@ -46,6 +49,8 @@ def supports(model_type: str, flag: str) -> bool | None:
 
     None where the class, or the flag's value, isn't a plain constant that can be read.
     """
+    if flag == SDPA and model_type in CAPPED:
+        return False
     name = causal_class(model_type)
     path = _module_of(model_type, name) if name else None
     return _constant(_classes(path), str(name), flag) if path else None
@@ -53,29 +58,29 @@ def supports(model_type: str, flag: str) -> bool | None:
 
 @functools.cache
 def _folder() -> Path | None:
-    found = importlib.util.find_spec("transformers")
-    places = list(found.submodule_search_locations or ()) if found else []
+    spec = importlib.util.find_spec("transformers")
+    places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) if places else None
 
 
 def _pairs(node: ast.expr) -> dict[str, str]:
     """A list of (model_type, class); of several classes the first."""
-    found = {}
+    classes = {}
     for pair in node.elts if isinstance(node, ast.List) else ():
         if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
             key, value = pair.elts
             if isinstance(value, ast.Tuple) and value.elts:
                 value = value.elts[0]
             if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                found[str(key.value)] = str(value.value)
-    return found
+                classes[str(key.value)] = str(value.value)
+    return classes
 
 
 def _module_of(model_type: str, name: str) -> Path | None:
     """The file that defines a class: by the model_type, else by looking."""
     models = (_folder() or Path()) / "models"
-    own = model_type.replace("-", "_")
-    for module in (own, own.removesuffix("_text")):
+    usual = model_type.replace("-", "_")
+    for module in (usual, usual.removesuffix("_text")):
         path = models / module / f"modeling_{module}.py"
         if path.is_file() and name in _classes(path):
             return path
@@ -97,8 +102,8 @@ def _constant(classes: Mapping[str, ast.ClassDef], name: str, flag: str) -> bool
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == flag for target in targets):
             value = node.value if isinstance(node, ast.Assign) else None
-            said = value.value if isinstance(value, ast.Constant) else None
-            return said if isinstance(said, bool) else None
+            constant = value.value if isinstance(value, ast.Constant) else None
+            return constant if isinstance(constant, bool) else None
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
-    found = [_constant(classes, base, flag) for base in bases]
-    return next((value for value in found if value is not None), None)
+    values = [_constant(classes, base, flag) for base in bases]
+    return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""What an option is, and how one is declared.
+"""Options: what one is, and how it is declared.
 
 A command's options are the fields of a frozen dataclass: table.py has all options in groups, commands.py the groups of
 each command. A field is declared once, with `option`: type, default, limits, help. `entries` gives the fields of a
@@ -29,7 +29,7 @@ else:  # typing has it from Python 3.11 on
 
 
 KEY = "option"
-"""Where a field's metadata hold its `Option`."""
+"""The key of a field's metadata that holds its `Option`."""
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
 PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What a field says beside its name, type and default."""
+    """The facts that a field declares beside its name, type and default."""
 
     help: str
     flags: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ LR_BY_METHOD = {
 }
 LARGE = 1e9
 LR_OF_LARGE = 1e-5
-"""From LARGE weights on, a full fine-tune with a small model's learning rate forgets. Published ones have about this:
+"""Default from LARGE weights on: with a small model's learning rate a full fine-tune forgets. Published rates are near:
 Llama 2's chat models 2e-5 (arXiv:2307.09288, 3.1), Qwen2.5's 7e-6 falling to 7e-7 (arXiv:2412.15115, 4.1)."""
 RECIPE: dict[str, Any] = {
     "max_source_length": 64,
@@ -111,18 +111,18 @@ def by_devices(known: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     share, left = divmod(options.global_batch, ranks)
     if left:
         lower, upper = share * ranks, (share + 1) * ranks
-        what = f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks"
-        raise _indivisible(known, "global_batch", what, lower if lower and left <= ranks - left else upper)
+        message = f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks"
+        raise _indivisible(known, "global_batch", message, lower if lower and left <= ranks - left else upper)
     fixed = options.grad_accum if accumulation == step else None
     if fixed is not None and share % fixed:
-        what = f"{fixed} micro-steps can't take {share} examples a device"
-        raise _indivisible(known, "grad_accum", what, nearest_divisor(fixed, share))
+        message = f"{fixed} micro-steps can't take {share} examples a device"
+        raise _indivisible(known, "grad_accum", message, nearest_divisor(fixed, share))
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
     if (fixed_micro_batch or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
-        what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
+        message = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
         nearest = most if fixed else nearest_divisor(options.micro_batch, share)
-        raise _indivisible(known, "micro_batch", what, nearest)
+        raise _indivisible(known, "micro_batch", message, nearest)
     why = f"{options.global_batch} examples a step over {ranks} ranks"
     return Layer.settled({"micro_batch": size, "grad_accum": share // size}, why)
 
@@ -144,15 +144,15 @@ def by_tokens(known: Resolved[S], tokens: int, longest: int, ranks: int) -> Laye
     Raises DsrunError where the step is given in examples, too, or is shorter than an example.
     """
     if given := [name for name in BY_TOKENS if known.source(name) >= Source.LAB_PRESET]:
-        what = f"a step of {tokens} tokens has no fixed {given[0].replace('_', ' ')}"
+        message = f"a step of {tokens} tokens has no fixed {given[0].replace('_', ' ')}"
         hint = "Leave one of the two out: --tokens-per-batch decides it."
-        raise DsrunError(what, where=str(known.origins[given[0]]), hint=hint)
+        raise DsrunError(message, where=str(known.origins[given[0]]), hint=hint)
     if tokens < longest:
-        what = f"a step of {tokens} tokens has no room for an example of {longest}"
+        message = f"a step of {tokens} tokens has no room for an example of {longest}"
         hint = (
             f"At least --tokens-per-batch {longest}, or shorter --max-source-length and --max-target-length."
         )
-        raise DsrunError(what, where=str(known.origins["tokens_per_batch"]), hint=hint)
+        raise DsrunError(message, where=str(known.origins["tokens_per_batch"]), hint=hint)
     return _of_tokens(tokens, longest, ranks, min(tokens // (ranks * longest), MICRO_TOKENS // longest))
 
 
@@ -219,9 +219,9 @@ def nearest_divisor(wanted: int, share: int) -> int:
     return min(divisors, key=lambda size: abs(size - wanted))
 
 
-def _indivisible(known: Resolved[S], name: str, what: str, nearest: int) -> DsrunError:
+def _indivisible(known: Resolved[S], name: str, message: str, nearest: int) -> DsrunError:
     hint = f"The nearest that fits: {flag_of(FinetuneOptions, name)} {nearest}."
-    return DsrunError(what, where=str(known.origins[name]), hint=hint)
+    return DsrunError(message, where=str(known.origins[name]), hint=hint)
 
 
 IN_STAGES: dict[str, Any] = {
@@ -290,13 +290,13 @@ def by_loss(known: Resolved[FinetuneOptions]) -> Layer:
     if known.options.loss != MICRO_BATCH_MEAN:
         return NOTHING
     if known.options.tokens_per_batch is not None:
-        what = f"a budget of tokens decides what shares a micro batch, and --loss {MICRO_BATCH_MEAN} depends on that"
+        message = f"a budget of tokens decides what shares a micro batch, and --loss {MICRO_BATCH_MEAN} depends on that"
         hint = "Leave one of the two out (--official has that loss)."
-        raise DsrunError(what, where=str(known.origins["tokens_per_batch"]), hint=hint)
+        raise DsrunError(message, where=str(known.origins["tokens_per_batch"]), hint=hint)
     if known.source("packing") > Source.DERIVED and known.options.packing:
-        what = f"examples can't be packed for --loss {MICRO_BATCH_MEAN}: each micro batch counts by itself"
+        message = f"examples can't be packed for --loss {MICRO_BATCH_MEAN}: each micro batch counts by itself"
         hint = "Leave one of the two out; a mean over tokens doesn't depend on packing."
-        raise DsrunError(what, where=str(known.origins["packing"]), hint=hint)
+        raise DsrunError(message, where=str(known.origins["packing"]), hint=hint)
     return Layer(Source.DERIVED, {"packing": False}, f"--loss {MICRO_BATCH_MEAN}")
 
 

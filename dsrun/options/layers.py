@@ -1,4 +1,4 @@
-"""Where an option's value came from, and how the sources of a command become one value.
+"""Layers of option values: where each value comes from, and how the sources of a command become one value.
 
 The command line, a run file, a model file and a preset give values under the options' names, as a `Layer` each.
 `Resolved` keeps the strongest source of every option; `resolve` takes sources that depend on one another in their
@@ -42,7 +42,7 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from."""
+    """The origin of a value."""
 
     source: Source
     where: str = ""
@@ -61,7 +61,7 @@ class Layer:
 
     source: Source
     values: Mapping[str, object]
-    """By the options' names; None gives nothing."""
+    """Values by the options' names; None gives nothing."""
     why: str = ""
     """The origins' `where`: the file, the variable, or the reason."""
     through: str = ""

@@ -1,1 +1,1 @@
-"""What a job will need, before anything is started: plain functions on numbers, no torch."""
+"""The needs of a job, before anything is started: plain functions on numbers, no torch."""

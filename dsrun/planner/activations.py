@@ -1,4 +1,4 @@
-"""What backward needs of the forward pass: activations of the blocks, attention's scores, logits.
+"""Tensors of the forward pass that backward needs: activations of the blocks, attention's scores, logits.
 
 Widths in bytes a token and block. h: hidden size, q and k: elements of the queries and of the keys, f: feed-forward
 width. Each coefficient is what transformers 5 saves, counted with torch's saved-tensor hooks
@@ -34,9 +34,9 @@ def activations(setup: Setup) -> dict[str, float]:
     inputs = setup.block_inputs
     if setup.activations_device == "cpu" and inputs:
         inputs /= setup.recomputed
-    found = {"activations": whole + inputs, "layer": layer}
+    terms = {"activations": whole + inputs, "layer": layer}
     again = _scores(setup, SCORES_ONCE) if setup.checkpointing else 0.0
-    return {**found, "scores": again} if again else found
+    return {**terms, "scores": again} if again else terms
 
 
 def logits(setup: Setup) -> float:
@@ -45,7 +45,7 @@ def logits(setup: Setup) -> float:
     transformers makes all logits at once. A fused linear cross-entropy (liger-kernel's
     ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
     logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. A loss in
-    tiles does the same with pieces that are said, in torch: it holds a piece as long as the whole one otherwise, and
+    tiles does the same with pieces of a given size, in torch: it holds a piece as long as the whole one otherwise, and
     sums the weights' gradient in fp32 (training/models/tiling.py).
     """
     shape, tokens = setup.shape, setup.tokens
@@ -86,24 +86,25 @@ def _unpacked(setup: Setup) -> float:
 
 
 def _norms(setup: Setup) -> float:
-    """What the norms keep: their input (transformers computes RMSNorm in fp32) and, for the gradient of their own
-    weight, the input made even."""
+    """Bytes a token of the norms: their input (transformers computes RMSNorm in fp32) and, for the gradient of their
+    own
+    weight, the normed input."""
     shape, block = setup.shape, setup.shape.block
     fp32, trained = setup.precision == "fp32", setup.method == "full"
-    kept, even = (
+    input_bytes, normed_bytes = (
         (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (4 if fp32 else 2, 0)
     )
-    each = kept + (even if trained else 0)
-    found = float(each * block.norms * shape.hidden)
+    each = input_bytes + (normed_bytes if trained else 0)
+    width = float(each * block.norms * shape.hidden)
     if block.qk_norm:
-        found += each * (shape.query_width + shape.kv_width)
+        width += each * (shape.query_width + shape.kv_width)
     if (latent := shape.latent) is not None:
-        found += each * (latent.queries + latent.keys)
-    return found + (1.0 + 3 * fp32) * block.dropouts * shape.hidden
+        width += each * (latent.queries + latent.keys)
+    return width + (1.0 + 3 * fp32) * block.dropouts * shape.hidden
 
 
 def _attention(setup: Setup) -> float:
-    """Queries, keys, values and the output.
+    """Bytes a token of queries, keys, values and the output.
 
     Grouped keys and values are repeated for every query head where a mask of padding is given
     (integrations/sdpa_attention.py) or the scores are made; the mask of a row is s elements for each of its tokens.
@@ -117,16 +118,16 @@ def _attention(setup: Setup) -> float:
         return float((4 if setup.precision == "fp32" else 2) * shape.heads * each)
     repeated = setup.keeps_scores or setup.variable_lengths
     keys = 2 * query if repeated else query + 2 * kv if block.fused_qkv else 2 * kv
-    found = 2.0 * query + keys + (kv if block.fused_qkv and not repeated else 0)
+    elements = 2.0 * query + keys + (kv if block.fused_qkv and not repeated else 0)
     if block.copied and (setup.method == "full" or ("o" in _targets(setup) and not _casts(setup))):
-        found += query
+        elements += query
     width = 4 if setup.precision == "fp32" else 2
     mask = setup.seq_len if setup.variable_lengths and not setup.keeps_scores else 0
-    return width * (found + mask)
+    return width * (elements + mask)
 
 
 def _feed_forward(setup: Setup) -> float:
-    """Between the matrices of the feed-forward block."""
+    """Bytes a token between the matrices of the feed-forward block."""
     shape = setup.shape
     width = 4 if setup.precision == "fp32" else 2
     inside = shape.block.inside or (3 if shape.gated else 1)
@@ -140,7 +141,7 @@ def _feed_forward(setup: Setup) -> float:
 
 
 def _inputs(setup: Setup) -> float:
-    """What comes into a matrix that is trained, or that LoRA is put on.
+    """Bytes a token of the inputs of matrices that are trained, or that have LoRA.
 
     A full fine-tune keeps each input once: both norms' outputs and the feed-forward block's inside (attention's output
     is counted there already). LoRA's own, if in 16 bits, are the same tensors, where it has a matrix; in fp32 (PEFT
@@ -157,18 +158,23 @@ def _inputs(setup: Setup) -> float:
             inner = share * inner + (1 - share) * mixed
         narrow = shape.latent.queries + shape.latent.keys if shape.latent else 0
         return float(width * (block.outputs * shape.hidden + inner + narrow))
-    of = _targets(setup)
+    targets = _targets(setup)
     rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))
-    own = setup.adapter_bytes * rank * len(of)
-    every = float(width * (block.outputs * shape.hidden + shape.intermediate)) if setup.keeps_inputs else 0.0
+    adapters_bytes = setup.adapter_bytes * rank * len(targets)
+    inputs = float(width * (block.outputs * shape.hidden + shape.intermediate)) if setup.keeps_inputs else 0.0
+    # Three cases: each target with an input of its own; inputs that quantized matrices keep anyway; or inputs shared by
+    # the targets of attention and by those of the feed-forward block.
     if _casts(setup):
         each = setup.adapter_bytes + (1 if setup.lora_dropout else 0)
-        return each * sum(into for into, _ in of.values()) + own + every
-    if every:
-        return every + own
+        return each * sum(into for into, _ in targets.values()) + adapters_bytes + inputs
+    if inputs:
+        return inputs + adapters_bytes
     attention, inside = {"q", "k", "v", lora.QKV}, {"gate", "up", lora.GATE_UP}
-    shared = shape.hidden * (bool(attention & of.keys()) + bool(inside & of.keys()))
-    return width * (shared + (of["down"][0] if "down" in of and block.into_down else 0)) + own
+    shared = shape.hidden * (bool(attention & targets.keys()) + bool(inside & targets.keys()))
+    return (
+        width * (shared + (targets["down"][0] if "down" in targets and block.into_down else 0))
+        + adapters_bytes
+    )
 
 
 def _targets(setup: Setup) -> dict[str, tuple[int, int]]:

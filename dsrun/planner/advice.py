@@ -15,12 +15,12 @@ from dsrun.planner.shape import SIZES, from_numbers
 MOST_CHANGES = 4
 LORA_RANK = 16
 SHORTEST = 128
-"""Tokens: no example is planned shorter than this."""
+"""Tokens of the shortest example that is advised."""
 SMALLER = 0.8
 """A smaller model has at most this share of the weights."""
 
 Fields = Mapping[str, Mapping[str, Any]]
-"""Preset -> what it gives a Setup (setup.zero_fields)."""
+"""Preset -> its fields of a Setup (setup.zero_fields)."""
 Judge = Callable[[str, Setup, MemoryBudget], Plan]
 """A preset's name, a setup and the hardware -> the plan (plan.judge)."""
 
@@ -32,13 +32,13 @@ class Change:
     kind: str
     """A list of changes holds at most one of a kind."""
     text: str
-    """What to do."""
+    """The change, as options or in words."""
     costs: str
-    """What is given up, in words."""
+    """Its price, in words."""
     apply: Callable[[Setup], Setup | None]
     """The setup with it; None where it changes nothing, or doesn't match what is there."""
     preset: str | None = None
-    """The one that is taken instead."""
+    """The preset that is taken instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Step:
     text: str
     costs: str
     saves_bytes: float
-    """Of the scarce memory."""
+    """Bytes of the scarce memory that it saves."""
     slower: float
-    """Factor on time."""
+    """Factor on the time of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Advice:
     plan: Plan
     """The plan with them."""
     nodes: int
-    """That it runs on."""
+    """Nodes that it runs on."""
     scarce: str
     """The memory that was short: GPU, host or NVMe."""
 
@@ -112,7 +112,7 @@ def _model(size: float) -> Change:
 def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
     """Everything that can be changed, in the field's order. presets: those that may be taken instead."""
     precision, accum = "bf16" if bf16 else "fp16", setup.grad_accum * setup.micro_batch
-    found = [
+    possible = [
         _setting("attention", "flash attention, or torch's SDPA", "nothing", flash=True),
         _setting(
             "micro batch",
@@ -124,23 +124,23 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
     ]
     if setup.precision == "fp32":
         half = _setting("precision", f"--precision {precision}", "nothing that shows", precision=precision)
-        found.insert(0, half)
+        possible.insert(0, half)
     for length in (setup.seq_len // 2, setup.seq_len // 4):
         if length >= SHORTEST:
             text = f"examples of {length} tokens, not {setup.seq_len}"
-            found.append(_setting("length", text, "longer examples are cut", seq_len=length))
-    found += [_preset(name, fields) for name, fields in presets.items()]
+            possible.append(_setting("length", text, "longer examples are cut", seq_len=length))
+    possible += [_preset(name, fields) for name, fields in presets.items()]
     again = "backward computes forward again"
-    found.append(_setting("checkpointing", "--activation-checkpointing full", again, checkpointing=1))
+    possible.append(_setting("checkpointing", "--activation-checkpointing full", again, checkpointing=1))
     liger = "a fused linear cross-entropy (Liger)"
-    found.append(_setting("loss", liger, "one more package", fused_loss=True))
-    found.append(_adapters("lora", "only LoRA's weights are trained"))
-    found.append(_adapters("qlora", "the weights are rounded to 4 bits, and only LoRA's are trained"))
+    possible.append(_setting("loss", liger, "one more package", fused_loss=True))
+    possible.append(_adapters("lora", "only LoRA's weights are trained"))
+    possible.append(_adapters("qlora", "the weights are rounded to 4 bits, and only LoRA's are trained"))
     for factor in (2, 4, 8):
         nodes, gpus = setup.nodes * factor, setup.gpus * factor
         text = f"{nodes} nodes like this, not {setup.nodes}"
-        found.append(_setting("nodes", text, "the nodes", nodes=nodes, gpus=gpus))
-    return found + [_model(size) for size, *_ in reversed(SIZES)]
+        possible.append(_setting("nodes", text, "the nodes", nodes=nodes, gpus=gpus))
+    return possible + [_model(size) for size, *_ in reversed(SIZES)]
 
 
 def advise(
@@ -155,7 +155,7 @@ def advise(
     """The shortest list of changes that makes a plan fit; None where none of up to MOST_CHANGES does.
 
     wanted: the plan that is out of memory. presets: those that may be taken instead, in the field's order. Of lists of
-    one length the first in the field's order is taken. More GPUs are asked for only where nothing else helps, and a
+    one length the first in the field's order is taken. More GPUs are advised only where nothing else helps, and a
     smaller model after that. never: kinds of change that can't be made. judged: gives the plan of a changed setup.
     """
     engine = wanted.setup.engine
@@ -165,6 +165,9 @@ def advise(
         if name != wanted.preset and fields.get("engine", "deepspeed") == engine
     }
     possible = changes(wanted.setup, others, bf16=bf16)
+    # Three searches, each with one more kind of change. The later two need a change of the new kind in every list:
+    # lists
+    # without it have been searched.
     for last, without in (("", {"nodes", "model"}), ("nodes", {"model"}), ("model", set[str]())):
         allowed = [change for change in possible if change.kind not in {*without, *never}]
         for length in range(1, MOST_CHANGES + 1):
@@ -183,7 +186,7 @@ def _lists(
 ) -> Iterator[tuple[tuple[Change, ...], Setup]]:
     """Every list of `length` changes, no two of a kind, each of which changes something; and the setup with them.
 
-    kind: one of them is of it; empty for any.
+    kind: the kind that one of them has to be of; empty for any.
     """
     for number, change in enumerate(possible):
         if length == 1 and kind not in ("", change.kind):
@@ -194,9 +197,9 @@ def _lists(
         if length == 1:
             yield (change,), changed
             continue
-        others = [one for one in possible[number + 1 :] if one.kind != change.kind]
-        for rest, found in _lists(changed, others, length - 1, "" if change.kind == kind else kind):
-            yield (change, *rest), found
+        others = [other for other in possible[number + 1 :] if other.kind != change.kind]
+        for rest, final in _lists(changed, others, length - 1, "" if change.kind == kind else kind):
+            yield (change, *rest), final
 
 
 def _with(wanted: Plan, chosen: Sequence[Change], setup: Setup, budget: MemoryBudget, judged: Judge) -> Plan:

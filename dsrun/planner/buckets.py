@@ -1,4 +1,4 @@
-"""How large ZeRO's buckets are, for a model and the memory that is left beside it.
+"""The sizes of ZeRO's buckets, for a model and the memory that is left beside it.
 
 They are constant, and no larger than they have to be (ZeRO-R's constant buffers, arXiv:1910.02054, section 6.2).
 
@@ -35,11 +35,13 @@ class Size(NamedTuple):
 def bucket_sizes(setup: Setup, gpu_bytes: float) -> Iterator[Size]:
     """Sizes for DeepSpeed's stages 1 to 3 on GPUs with `gpu_bytes` free; none for other engines and stages.
 
-    setup: with the micro batch that is asked for.
+    setup: with the requested micro batch.
     """
     if setup.engine != "deepspeed" or setup.stage == 0:
         return
     usable = TIGHT_FROM * gpu_bytes
+    # The whole plan with each size, and not the bucket's bytes alone: a bucket counts twice with overlap_comm, and at
+    # another moment than the peak not at all.
     fits = [size for size in STEPS if gpu_memory(setup.changed(reduce_bucket=size)).smi <= usable]
     room = fits[0] if fits else SMALLEST
     bucket = min(room, _even(max(setup.trained, SMALLEST)))

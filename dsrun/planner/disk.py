@@ -1,4 +1,4 @@
-"""What a job leaves on disks: its checkpoints, the exported model, and ZeRO-Infinity's swap files.
+"""Files that a job leaves on disks: its checkpoints, the exported model, and ZeRO-Infinity's swap files.
 
 bench/planner_cpu.py compares the sums with real folders. Files are DeepSpeed 0.19's.
 """

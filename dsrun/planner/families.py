@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a block is made of beside its matrices, as far as memory depends on it. The defaults are Llama's."""
+    """The parts of a block beside its matrices, as far as memory depends on them. The defaults are Llama's."""
 
     norm: str = "rms"
     """rms; gemma: an RMSNorm that multiplies by its weight in fp32; layer: torch's LayerNorm."""
     norms: int = 2
     """Norms one hidden size wide."""
     outputs: int = 2
-    """Those of them whose output enters matrices (the others' is added to the residual stream)."""
+    """Norms whose output enters matrices (the others' is added to the residual stream)."""
     qk_norm: bool = False
     """Norms on queries and keys, one head wide."""
     fused_qkv: bool = False
@@ -33,8 +33,8 @@ class Block:
     capped: bool = False
     """Attention's scores have a soft cap."""
     inside: float | None = None
-    """How many of its width the feed-forward block keeps beside the last matrix's input; None: 3 with a gate (gate, the
-    other one, the gate's activation), 1 without (the activation's input)."""
+    """Tensors of its width that the feed-forward block keeps beside the last matrix's input; None: 3 with a gate (gate,
+    the other matrix's output, the gate's activation), 1 without (the activation's input)."""
     into_down: int = 1
     """Whether the last matrix's input is kept for it alone."""
     dropouts: int = 0
@@ -48,14 +48,14 @@ class Mixture:
     """A config's keys for its experts."""
 
     count: tuple[str, ...]
-    """Of how many there are in a block; the first that is there."""
+    """Keys of their number in a block; the first that is there counts."""
     width: str = "moe_intermediate_size"
-    """Of one's width."""
+    """The key of an expert's width."""
     shared: str = ""
-    """Of what every token goes through: its width, or (see shared_are_experts) how many experts it is."""
+    """The key of the shared experts: their width, or (see shared_are_experts) their number."""
     shared_are_experts: bool = False
     dense: str = ""
-    """Of how many blocks, the first ones, have none."""
+    """The key of the number of blocks, the first ones, that have no experts."""
     gates: int = 0
     """Vectors of a hidden size in a block beside the router's matrix."""
     biased: bool = False
@@ -70,7 +70,7 @@ LLAMAS = Block()
 
 @dataclass(frozen=True)
 class Family:
-    """How a model_type's config is read, and what weights it has besides the matrices of every block."""
+    """The reading of a model_type's config, and the weights that it has besides the matrices of every block."""
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A size of SIZES -> the config's own names for it, where they differ."""
@@ -79,14 +79,14 @@ class Family:
     tied: bool = False
     """The output weights are the embedding's, where the config doesn't say."""
     block: Block = LLAMAS
-    """What a block keeps for backward."""
+    """Tensors that a block keeps for backward."""
     norm_bias: bool = False
     qkv_bias: bool | str = False
     """Whether there is a bias, or the config's key that says so; out_bias and mlp_bias likewise."""
     out_bias: bool | str = False
     mlp_bias: bool | str = False
     key_default: bool = False
-    """What such a key means where it is absent."""
+    """The value of such a key where it is absent."""
     positions: int | None = None
     """Rows of a learned table of positions beyond the config's number; None without such a table."""
     embedding_norm: bool = False
@@ -102,7 +102,7 @@ class Family:
     dropout: tuple[str, float] | None = None
     """The config's key for dropout on the residual stream, and its value where it is absent."""
     experts: Mixture | None = None
-    """For mixtures of experts."""
+    """The keys of a mixture's experts."""
     latent: bool = False
     """Queries, keys and values come through narrow matrices (DeepSeek's multi-head latent attention)."""
     sinks: bool = False
@@ -124,20 +124,20 @@ class Family:
         """The config's names for a size."""
         return self.keys.get(size, (size,))
 
-    def default(self, size: str, config: ModelConfig, found: Mapping[str, int]) -> int | None:
-        """What a size is where the config doesn't say; None if it must."""
+    def default(self, size: str, config: ModelConfig, sizes: Mapping[str, int]) -> int | None:
+        """A size that the config leaves out; None for one that it must have."""
         if size == "num_key_value_heads":
             # Multi-query attention: one key/value head, where a config only says that it has it.
-            return 1 if config.switch("multi_query", default=False) else found.get("num_attention_heads")
-        if size == "intermediate_size" and self.inner and "hidden_size" in found:
-            return self.inner * found["hidden_size"]
+            return 1 if config.switch("multi_query", default=False) else sizes.get("num_attention_heads")
+        if size == "intermediate_size" and self.inner and "hidden_size" in sizes:
+            return self.inner * sizes["hidden_size"]
         if size == "head_dim" and self.latent:
             plain, rotary = (config.size(name, least=0) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
             return plain + rotary if plain and rotary else None
         return self.head if size == "head_dim" else None
 
     def block_of(self, config: ModelConfig) -> Block:
-        """What its blocks keep, with the dropout that this config trains with."""
+        """The tensors that its blocks keep, with the dropout that this config trains with."""
         masks = self.dropout is not None and config.share(*self.dropout) > 0
         block = replace(self.block, dropouts=2) if masks else self.block
         return (
@@ -209,12 +209,15 @@ class Family:
         hidden = shape.hidden
         if (latent := shape.latent) is None:
             return 2 * hidden * (shape.query_width + shape.kv_width)
+        # Queries and keys come down to a narrow vector, through a norm (the 1), and up to the heads. The rotated part
+        # of
+        # the keys skips that: one for all heads, straight from the hidden size.
         values = shape.heads * latent.value_dim
         narrow = latent.queries * (hidden + 1 + shape.query_width)
-        found = narrow if latent.queries else hidden * shape.query_width
-        found += hidden * (latent.keys + latent.rotary)
-        found += latent.keys * (1 + shape.query_width - shape.heads * latent.rotary + values)
-        return found + values * hidden
+        weights = narrow if latent.queries else hidden * shape.query_width
+        weights += hidden * (latent.keys + latent.rotary)
+        weights += latent.keys * (1 + shape.query_width - shape.heads * latent.rotary + values)
+        return weights + values * hidden
 
     def _has(self, which: bool | str, config: ModelConfig) -> bool:
         return config.switch(which, self.key_default) if isinstance(which, str) else which

@@ -1,4 +1,4 @@
-"""What a rank holds on its GPU: every term by name, and the peaks that follow.
+"""The GPU memory of a rank: every term by name, and the peaks that follow.
 
 Psi is the number of weights, T those that are trained, N the ranks, w the bytes of a weight. Files are DeepSpeed
 0.19's. terms.py has each term's formula and source.
@@ -26,8 +26,9 @@ NCCL_GIB = 0.9
 HELD_AT_END = 0.1
 """Share of the activations that is left when backward ends: the first blocks' and the embedding's."""
 FIXED_LENGTHS, VARIABLE_LENGTHS = 1.1, 2.0
-"""How much more torch's allocator reserves than is in use at the peak of forward and backward: with examples of one
-length, and with batches padded to their longest, whose holes fit nothing (read from published nvidia-smi figures)."""
+"""Factor from memory in use at the peak of forward and backward to what torch's allocator reserves: with examples of
+one length, and with batches padded to their longest, whose holes fit nothing (read from published nvidia-smi
+figures)."""
 REUSED = {"deepspeed": 0.7, "fsdp": 0.7, "torch": 0.8}
 """Share of the smaller of (forward and backward, step) that fits into what the larger one left reserved."""
 UNPACKED = {"nf4": 2.0, "nf4-single": 2.0, "int8": 2.0, "gptq4": 6.0}
@@ -55,7 +56,7 @@ AT_ON_CPU: dict[str, dict[str, float]] = {
     "end": {**AT["end"], "gathered": 0, "gloo_copy": 1, "kept_by_malloc": 1},
     "step": {**AT["step"], "kept_by_malloc": 1},
 }
-"""The same for ranks on CPUs."""
+"""Moment -> the share of each temporary term, for ranks on CPUs."""
 WITH_LENGTHS = ("activations", "layer", "scores", "logits")
 """Temporary terms whose size depends on how long the examples of a batch are."""
 
@@ -69,11 +70,11 @@ class GpuMemory:
     peaks: dict[str, float]
     """Moment -> bytes in use."""
     reserved: float
-    """What torch's allocator reserves, with the holes between."""
+    """Bytes that torch's allocator reserves, with the holes between."""
     smi: float
-    """What nvidia-smi shows: with CUDA's context and NCCL."""
+    """Bytes that nvidia-smi shows, with CUDA's context and NCCL."""
     held: float
-    """What is there all the time."""
+    """Bytes that are there all the time."""
 
     @property
     def allocated(self) -> float:
@@ -87,12 +88,12 @@ class GpuMemory:
 
     @property
     def decisive(self) -> str:
-        """When that is reached."""
+        """The moment of that peak."""
         return max((name for name in self.peaks if name != "flat"), key=lambda name: self.peaks[name])
 
     @property
     def moment(self) -> str:
-        """When the peak is reached."""
+        """The moment of the peak."""
         return max(self.peaks, key=lambda name: self.peaks[name])
 
 
@@ -126,7 +127,7 @@ def within_step(
     names: of these terms alone. cpu: ranks on CPUs, where gloo copies what it reduces at the end. Stage 0 reduces after
     backward, the others in it.
     """
-    found = {
+    sizes = {
         moment: sum(
             share * passing.get(name, 0.0) for name, share in shares.items() if names is None or name in names
         )
@@ -138,12 +139,12 @@ def within_step(
         and not cpu
         and (names is None or "reduce_copy" in names)
     ):
-        found["middle"] -= passing.get("reduce_copy", 0.0)
-    return found
+        sizes["middle"] -= passing.get("reduce_copy", 0.0)
+    return sizes
 
 
 def _reserved(setup: Setup, passing: Mapping[str, float], above: Mapping[str, float]) -> float:
-    """What torch's allocator reserves beyond what is held all the time.
+    """Bytes that torch's allocator reserves beyond those held all the time.
 
     It keeps what forward and backward needed, with holes, and the step reuses a part of it. Only what has an example's
     length leaves the larger holes of padded batches: gathered weights and buckets are of one size.
@@ -152,6 +153,7 @@ def _reserved(setup: Setup, passing: Mapping[str, float], above: Mapping[str, fl
     padded = setup.variable_lengths and setup.engine != "torch"
     more = VARIABLE_LENGTHS - FIXED_LENGTHS if padded else 0.0
     both = max(FIXED_LENGTHS * above[moment] + more * lengths[moment] for moment in ("turn", "middle", "end"))
+    # Of the smaller of the two, the part that doesn't fit into the holes of the larger is reserved on top.
     return max(both, above["step"]) + (1 - REUSED[setup.engine]) * min(both, above["step"])
 
 
@@ -161,7 +163,7 @@ def untracked_gib(ranks: int) -> float:
 
 
 def persistent(setup: Setup) -> dict[str, float]:
-    """What is held from the first step to the last: weights, master copy, optimizer states, standing buffers."""
+    """Terms held from the first step to the last: weights, master copy, optimizer states, standing buffers."""
     if setup.engine == "fsdp" and setup.offloads:
         return {"weights": 0.0}  # of everything only the layer at work
     trained, width, shards = setup.trained, setup.weight_bytes, setup.optimizer_shards
@@ -195,16 +197,16 @@ def persistent(setup: Setup) -> dict[str, float]:
 
 
 def temporary(setup: Setup) -> dict[str, float]:
-    """What comes and goes within a step."""
+    """Terms that come and go within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
-    found = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    terms = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
     if setup.quantized:
         # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
-        each = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)
-        found["dequantized"] = each * setup.shape.hidden * setup.shape.intermediate
+        bytes_a_weight = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)
+        terms["dequantized"] = bytes_a_weight * setup.shape.hidden * setup.shape.intermediate
         if setup.quantized_head:
-            found["dequantized_head"] = each * setup.shape.embedding
-    return found
+            terms["dequantized_head"] = bytes_a_weight * setup.shape.embedding
+    return terms
 
 
 def _below_stage3(setup: Setup) -> dict[str, float]:
@@ -249,12 +251,12 @@ def _stage3(setup: Setup) -> dict[str, float]:
     if setup.gpus > 1 or setup.parameter_device != "gpu":
         # What backward uses again within max_reuse elements stays gathered at the turn: half that distance, as it is
         # walked there and back (partitioned_param_coordinator.py), and the output weights, which are in use.
-        kept = min(shape.parameters, setup.max_reuse // 2 + shape.embedding)
+        gathered = min(shape.parameters, setup.max_reuse // 2 + shape.embedding)
         if not setup.zero_init:
             # Without zero.Init's own linear function, autograd holds a view of each gathered weight (zero/linear.py),
             # but for blocks that are computed again.
-            kept = max(kept, round(shape.parameters * (1 - setup.recomputed_share)))
-        passing["gathered"] = float(width * kept)
+            gathered = max(gathered, round(shape.parameters * (1 - setup.recomputed_share)))
+        passing["gathered"] = float(width * gathered)
     if setup.gpus > 1:
         # torch.cat in coalesced_collectives.py
         passing["reduce_copy"] = float(width * min(setup.reduce_bucket, max(setup.trained, 1)))
@@ -323,7 +325,7 @@ def starting(setup: Setup, held: Mapping[str, float]) -> float:
 
 
 def flattening(setup: Setup, held: Mapping[str, float]) -> float:
-    """What stages 1 and 2 hold while they lay the trained weights out flat beside themselves.
+    """Bytes that stages 1 and 2 hold while they lay the trained weights out flat beside themselves.
 
     They do so on the GPU if it has room for both, else through the host (stage_1_and_2.py: flatten_on_accelerator).
     """

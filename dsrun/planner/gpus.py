@@ -23,24 +23,24 @@ class GpuModel:
     name: str
     summary: str
     memory_gb: float
-    """As on the box, 10^9 bytes or not."""
+    """Memory as the box says it, 10^9 bytes or not."""
     memory_gib: float
-    """What torch sees in all."""
+    """Memory that torch sees in all."""
     compute_capability: str
     bf16: bool
     """Whether its matrix units compute in bfloat16."""
     matrix_tflops: float
-    """Dense 16-bit products, summed in fp32."""
+    """Rate of dense 16-bit products, summed in fp32."""
     fp32_tflops: float
-    """Without matrix units."""
+    """Rate of fp32 without matrix units."""
     memory_gb_s: float
-    """Of its own memory."""
+    """Bandwidth of its own memory."""
     link: str
-    """How GPUs of a node reach one another: one of LINKS."""
+    """The link between GPUs of a node: one of LINKS."""
     link_gb_s: float
-    """What each of them gets of it in an all-reduce (nccl-tests' bus bandwidth)."""
+    """Bandwidth of each of them in an all-reduce (nccl-tests' bus bandwidth)."""
     pcie_gb_s: float
-    """To the host or from it, as copies from pinned memory reach it."""
+    """Bandwidth to the host or from it, as copies from pinned memory reach it."""
     nvml: tuple[str, ...]
     """Patterns (`*`, `?`) of the names that NVML, and so nvidia-smi, calls it by."""
 
@@ -70,7 +70,7 @@ def _number(example: str) -> tuple[Callable[[Any], bool], str]:
     return _is_positive, f"A number above 0, as {example}."
 
 
-RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "summary": (_is_text, "A line of text: what it is called, and its memory."),
     "memory_gb": _number("80"),
     "memory_gib": _number("79.25"),
@@ -87,7 +87,7 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pcie_gb_s": _number("24"),
     "nvml": (_is_names, 'A list of names as nvidia-smi -L says them: ["NVIDIA A100-SXM4-80GB"]'),
 }
-"""Key -> whether a value is right, and what would be (the numbers are an A100's)."""
+"""Key -> whether a value is right, and the hint otherwise (the numbers are an A100's)."""
 
 
 def load(name: str) -> GpuModel:
@@ -103,13 +103,13 @@ def load(name: str) -> GpuModel:
     values = catalog.read_toml(path)
     problems = [
         Problem(f"{key} is {_shown(values[key]) if key in values else 'missing'}", str(path), hint)
-        for key, (is_right, hint) in RIGHT.items()
+        for key, (is_right, hint) in CHECKS.items()
         if not is_right(values.get(key))
     ]
     problems += [
-        Problem(f"{key} is not a key of a GPU", str(path), catalog.suggestion(key, RIGHT, "Remove it."))
+        Problem(f"{key} is not a key of a GPU", str(path), catalog.suggestion(key, CHECKS, "Remove it."))
         for key in values
-        if key not in RIGHT
+        if key not in CHECKS
     ]
     if problems:
         raise DsrunError(problems)

@@ -1,4 +1,4 @@
-"""What a node holds in its main memory: every term by name, and the peaks that follow.
+"""The main memory of a node: every term by name, and the peaks that follow.
 
 With GPUs it is what offloading keeps there, what loading passes through it, and each process's own. Psi is the number
 of weights, T those that are trained, w the bytes of a weight; a node has its ranks' share. Files are DeepSpeed 0.19's.
@@ -20,16 +20,16 @@ from dsrun.words import GIB
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, per rank (fitted to published runs: 3 to 4)."""
 CPU_PROCESS_GIB = 0.46
-"""The same without CUDA: 0.36 GiB once the libraries are loaded and 0.10 that they take later (the mean of a tiny
-model's seven presets in bench/planner_cpu.py: 0.08 without ZeRO, 0.10 to 0.11 with it)."""
+"""A rank's process without CUDA: 0.36 GiB once the libraries are loaded and 0.10 that they take later (the mean of a
+tiny model's seven presets in bench/planner_cpu.py: 0.08 without ZeRO, 0.10 to 0.11 with it)."""
 CUDA_LIBRARIES_GIB = 0.36
-"""What torch's CUDA build maps more than its CPU build in a rank on CPUs: two ranks of chatglm2-tiny took 2.04 GiB,
+"""Memory that torch's CUDA build maps beyond its CPU build in a rank on CPUs: two ranks of chatglm2-tiny took 2.04 GiB,
 and 1.31 had been predicted from runs with the CPU build (torch 2.13)."""
 SMALL_BYTES = 2**25
 """Blocks below 32 MiB are parts of malloc's heap, which it keeps when they are freed; larger ones it asks the kernel
 for, one by one, and gives back at once (glibc: DEFAULT_MMAP_THRESHOLD_MAX)."""
-KEPT = 1.5
-"""How much of the gathered weights malloc has not given back when the gradients are reduced, as a multiple of them
+NOT_GIVEN_BACK = 1.5
+"""Memory that malloc has not given back when the gradients are reduced, as a multiple of the gathered weights
 (they and their gradients come and go in two threads; 1.4 to 1.9 in bench/planner_cpu.py)."""
 PARAMETER_BUFFERS = 5
 """Buffers of the parameter swapper, each of a rank's share of the largest weight (runtime/zero/offload_config.py;
@@ -53,7 +53,7 @@ class HostMemory:
 
     @property
     def moment(self) -> str:
-        """When the peak is reached."""
+        """The moment of the peak."""
         return max(self.peaks, key=lambda name: self.peaks[name])
 
 
@@ -74,7 +74,7 @@ def host_memory(
 
 
 def offloaded(setup: Setup) -> dict[str, float]:
-    """What offloading keeps in main memory, in bytes per node, every pinned block at its own size."""
+    """Main memory for offloading, in bytes per node, every pinned block at its own size."""
     if not setup.offloads:
         return {}
     trained, width, ranks = setup.trained / setup.nodes, setup.weight_bytes, setup.ranks_per_node
@@ -122,7 +122,7 @@ def _largest(setup: Setup) -> int:
 
 
 def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
-    """What torch's allocator pins for offloading: (bytes of a block, number of such blocks on a node)."""
+    """Blocks that torch's allocator pins for offloading: (bytes of a block, number of such blocks on a node)."""
     if setup.activations_device == "cpu" and setup.recomputed:
         yield setup.block_inputs / setup.recomputed, setup.recomputed * setup.ranks_per_node
     if not setup.offloads:
@@ -151,7 +151,7 @@ def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
 
 
 def power_of_two(size: float) -> int:
-    """What torch's CachingHostAllocator takes for `size` bytes."""
+    """Bytes that torch's CachingHostAllocator takes for `size` bytes."""
     return 1 << (int(size) - 1).bit_length() if size >= 1 else 0
 
 
@@ -191,7 +191,7 @@ def _exporting(setup: Setup) -> float:
 
 
 def _saving(setup: Setup) -> float:
-    """What saving a checkpoint passes through a node's main memory.
+    """Bytes that pass through a node's main memory when a checkpoint is saved.
 
     torch.save brings one storage at a time to the host, all ranks at once: the flat weights of stages 1 and 2 (rank 0
     alone), the fp32 master copy or a moment of a rank's share. What is offloaded is written from where it is.
@@ -212,7 +212,7 @@ def _saving(setup: Setup) -> float:
 
 
 def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
-    """Without GPUs: what a rank would hold on its GPU and on the host, all in one memory.
+    """The memory of a node without GPUs: a rank's GPU memory and the host's, all in one.
 
     1. Nothing is pinned (accelerator/cpu_accelerator.py).
     2. A bucket takes no more than is ever written to it, and gloo needs a copy of what it scatters.
@@ -238,9 +238,9 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
                 held[name] = held.get(name, 0.0) + size / ranks
     if setup.stage == 3 and setup.gpus > 1:
         passing["gloo_copy"] = touched
-    passing["kept_by_malloc"] = kept = _kept(setup, passing)
+    passing["kept_by_malloc"] = not_given_back = _not_given_back(setup, passing)
     states = sum(held.values())
-    between_steps = ranks * (states + kept)
+    between_steps = ranks * (states + not_given_back)
     processes = (CPU_PROCESS_GIB + (CUDA_LIBRARIES_GIB if cuda_build else 0)) * GIB * ranks
     weights = width * setup.shape.parameters
     if setup.stage == 3 and setup.zero_init:
@@ -260,8 +260,8 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     return HostMemory({**terms, "processes": processes}, peaks)
 
 
-def _kept(setup: Setup, passing: Mapping[str, float]) -> float:
-    """What malloc has not given back when the gradients are reduced, see SMALL_BYTES.
+def _not_given_back(setup: Setup, passing: Mapping[str, float]) -> float:
+    """Bytes that malloc has not given back when the gradients are reduced, see SMALL_BYTES.
 
     If a batch's blocks are larger than that, as much is counted as of the largest batch whose blocks are not.
     """
@@ -270,7 +270,7 @@ def _kept(setup: Setup, passing: Mapping[str, float]) -> float:
     inner = min(1.0, SMALL_BYTES / (width * tokens * max(1, shape.intermediate)))
     logits = min(1.0, SMALL_BYTES / (4 * tokens * max(1, shape.vocab)))
     return (
-        KEPT * min(passing.get("gathered", 0.0), width * weights)
+        NOT_GIVEN_BACK * min(passing.get("gathered", 0.0), width * weights)
         + (1 - HELD_AT_END) * inner * passing["activations"]
         + logits * passing["logits"]
     )

@@ -1,4 +1,4 @@
-"""What answering needs: weights in some width, and the cache of keys and values."""
+"""The memory of answering: weights in some width, and the cache of keys and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dsrun.words import GIB
 WIDTHS: dict[str, float] = {"fp32": 4, "16-bit": 2, "int8": QUANTIZED["int8"], "int4": QUANTIZED["nf4"]}
 """Bytes of a weight. The embedding and the output weights stay in 16 bits where the others are quantized."""
 UNQUANTIZED = ("fp32", "16-bit")
-"""Those that can wait in host memory: transformers offloads no quantized weights (quantizers/quantizer_bnb_4bit.py)."""
+"""Widths that can wait in host memory: transformers offloads no quantized weights
+(quantizers/quantizer_bnb_4bit.py)."""
 BEAM_LOGITS = 3
 """fp32 values of a row's vocabulary in a beam search, for one without: the logits, their log-softmax, and the sums with
 each beam's own (transformers' generation/utils.py: _beam_search)."""
@@ -27,7 +28,7 @@ class Inference:
     terms: dict[str, float]
     """weights, cache (keys and values), working (memory); with beams reordered."""
     total: float
-    """With CUDA's context."""
+    """Bytes in all, with CUDA's context."""
     host: float = 0.0
     """Bytes of offloaded weights in host memory, all of which every token brings to the GPU."""
 
@@ -61,8 +62,8 @@ def inference(
         element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * values * rows * shape.vocab
     )
     weights = WIDTHS[width] * (shape.parameters - ends) + 2 * ends
-    there = WIDTHS[width] * max(shape.layer_parameters, shape.embedding) if offloaded else weights / gpus
-    terms = {"weights": there, "cache": cache / gpus, "working": working}
+    on_gpu = WIDTHS[width] * max(shape.layer_parameters, shape.embedding) if offloaded else weights / gpus
+    terms = {"weights": on_gpu, "cache": cache / gpus, "working": working}
     if beams > 1:
         terms["reordered"] = cache / shape.layers / 2
     total = sum(terms.values()) + untracked_gib(gpus) * GIB
@@ -80,10 +81,10 @@ def longest_context(
     offloaded: bool = False,
 ) -> int:
     """The most tokens a conversation may have in this much memory; 0 where the weights alone don't fit."""
-    one, two = (
+    first, second = (
         inference(
             shape, width, seq_len=tokens, batch=batch, beams=beams, gpus=gpus, offloaded=offloaded
         ).total
         for tokens in (1, 2)
     )
-    return max(0, int((gpu_bytes - one) // (two - one)) + 1) if gpu_bytes >= one else 0
+    return max(0, int((gpu_bytes - first) // (second - first)) + 1) if gpu_bytes >= first else 0

@@ -1,4 +1,4 @@
-"""Which way to divide a job over many GPUs: data, tensor, sequence and pipeline parallelism beside ZeRO.
+"""Ways to divide a job over many GPUs: data, tensor, sequence and pipeline parallelism beside ZeRO.
 
 A layout is dp x tp x sp x pp with a ZeRO stage, over all ranks. The ranks of a tensor- or sequence-parallel group are
 neighbours, data-parallel ones come next, and pipeline stages are furthest apart, as DeepSpeed numbers them.
@@ -30,26 +30,22 @@ from dsrun.words import GIB
 EXCHANGES = 2
 """All-reduces of tensor parallelism in a block's forward, and as many in its backward: behind attention's last
 matrix and the feed-forward block's (Shoeybi et al., arXiv 1909.08053)."""
-
-
 RECOMPUTED = (0, 2, 1)
 """Setup.checkpointing's values that are tried: none, every second layer, all."""
-
-
-CLOSE = 1.1
-"""Layouts that differ by less in seconds are not told apart by this model, which counts no latency of collectives."""
+ALIKE = 1.1
+"""Factor in seconds below which layouts count as equally fast: the model has no latency of collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the ranks are used. dp x tp x sp x pp are all of them."""
+    """A use of the ranks, whose number is dp x tp x sp x pp."""
 
     dp: int
     tp: int = 1
     sp: int = 1
     pp: int = 1
     stage: int = 0
-    """ZeRO's, over dp x sp ranks."""
+    """ZeRO's stage, over dp x sp ranks."""
 
     @property
     def shards(self) -> int:
@@ -58,7 +54,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """As a table has it: "tp 8 x dp 2, ZeRO-1"."""
+        """The layout in a table: "tp 8 x dp 2, ZeRO-1"."""
         sizes = {"tp": self.tp, "sp": self.sp, "pp": self.pp, "dp": self.dp}
         parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["1 GPU"]
         return " x ".join(parts) + (f", ZeRO-{self.stage}" if self.stage else "")
@@ -73,19 +69,19 @@ class LayoutPlan:
     grad_accum: int
     """Micro steps; in a pipeline the micro batches that are on their way through it."""
     checkpointing: int
-    """As Setup's."""
+    """Activation checkpointing, as in Setup."""
     gpu_bytes: float
-    """What the fullest GPU can't do without."""
+    """Memory that the fullest GPU can't do without."""
     used: float
-    """The same as a share of a GPU."""
+    """Share of a GPU's memory that this is."""
     seconds: float
-    """Of an optimizer step."""
+    """Seconds of an optimizer step."""
     terms: dict[str, float]
     """Name -> seconds that it adds."""
     link_bytes: float
-    """What a GPU sends over the links in its node in a step."""
+    """Bytes that a GPU sends over the links in its node in a step."""
     network_bytes: float
-    """What a node sends to others in a step."""
+    """Bytes that a node sends to others in a step."""
 
     @property
     def verdict(self) -> str:
@@ -94,7 +90,7 @@ class LayoutPlan:
 
 
 def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 2, 3)) -> Iterator[Layout]:
-    """Every way that makes sense for a network on `nodes` hosts with this many GPUs each.
+    """Every layout that makes sense for a network on `nodes` hosts with this many GPUs each.
 
     Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and is
     combined with neither; a pipeline has at least a block a stage, and ZeRO-1: no more (pipe/engine.py),
@@ -115,7 +111,7 @@ def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 
 def judge_layouts(
     base: Setup,
     room: MemoryBudget,
-    found: Iterable[Layout],
+    candidates: Iterable[Layout],
     *,
     examples: int,
     recomputed: Sequence[int] = RECOMPUTED,
@@ -127,12 +123,12 @@ def judge_layouts(
     by_stage: ZeRO's stage -> fields of a Setup that a preset of the stage has, as its buckets.
     """
     plans = []
-    for layout in found:
+    for layout in candidates:
         if examples % layout.dp:
             continue
-        share, own = examples // layout.dp, (by_stage or {}).get(layout.stage, {})
+        share, preset_fields = examples // layout.dp, (by_stage or {}).get(layout.stage, {})
         tried = (
-            base.changed(micro_batch=size, grad_accum=share // size, checkpointing=again, **own)
+            base.changed(micro_batch=size, grad_accum=share // size, checkpointing=again, **preset_fields)
             for size in _sizes(share)
             for again in recomputed
         )
@@ -141,8 +137,10 @@ def judge_layouts(
 
 
 def _fastest(setups: Iterable[Setup], room: MemoryBudget, layout: Layout) -> LayoutPlan:
-    """The best of them by `_order`. What takes longer than one that fits is not judged, as in plan.fastest."""
-    first, *others = sorted((_timed(setup, room, layout) for setup in setups), key=lambda one: one.seconds)
+    """The best of them by `_order`. Setups slower than one that fits are not judged, as in plan.fastest."""
+    first, *others = sorted(
+        (_timed(setup, room, layout) for setup in setups), key=lambda timed: timed.seconds
+    )
     best = _judged(first, room, layout)
     for timed in others:
         if best.verdict == FITS and timed.seconds > best.seconds:
@@ -152,17 +150,18 @@ def _fastest(setups: Iterable[Setup], room: MemoryBudget, layout: Layout) -> Lay
 
 
 def _simplest_first(plans: list[LayoutPlan]) -> list[LayoutPlan]:
-    """The same with the one in front, of those about as fast as the fastest, that divides least."""
+    """The plans with another one in front: of those about as fast as the fastest, the one that divides least."""
     running = [plan for plan in plans if plan.verdict != OUT]
     if not running:
         return plans
-    close = [plan for plan in running if _order(plan)[1] <= CLOSE * _order(running[0])[1]]
+    close = [plan for plan in running if _order(plan)[1] <= ALIKE * _order(running[0])[1]]
     first = min(close, key=lambda plan: plan.layout.tp * plan.layout.sp * plan.layout.pp)
     return [first, *(plan for plan in plans if plan is not first)]
 
 
 def _order(plan: LayoutPlan) -> tuple[bool, float, int]:
-    """As plan.ranked: the fastest first, tight ones by their chance; of equally fast ones the one that divides less."""
+    """The key of a plan's rank: the fastest first, tight ones by their chance, and the one that divides less of
+    equals."""
     out, divided = plan.verdict == OUT, plan.layout.tp * plan.layout.sp * plan.layout.pp
     if out:
         return out, plan.used, divided
@@ -192,17 +191,21 @@ def judge_divided(preset: str, setup: Setup, room: MemoryBudget, layout: Layout)
 
     Its setup is that GPU's part, so that advice holds; host memory is that of all ranks, each with all of its part.
     """
-    whole, own = judge(preset, setup, room), judge_layout(setup, room, layout)
-    alone = untracked_gib(room.ranks) * GIB
+    whole, divided = judge(preset, setup, room), judge_layout(setup, room, layout)
+    counted_already = untracked_gib(room.ranks) * GIB
     plans = [
-        judge(preset, part, replace(room, gpu_bytes=room.gpu_bytes - alone + untracked_gib(part.gpus) * GIB))
+        judge(
+            preset,
+            part,
+            replace(room, gpu_bytes=room.gpu_bytes - counted_already + untracked_gib(part.gpus) * GIB),
+        )
         for part in parts(setup, layout)
     ]
-    seconds = own.seconds * room.calibration.seconds
+    seconds = divided.seconds * room.calibration.seconds
     tokens = layout.dp * setup.grad_accum * setup.tokens
     pace = replace(
-        whole.speed, seconds_per_step=seconds, tokens_per_second=tokens / seconds, terms=own.terms,
-        bytes_per_step=own.network_bytes,
+        whole.speed, seconds_per_step=seconds, tokens_per_second=tokens / seconds, terms=divided.terms,
+        bytes_per_step=divided.network_bytes,
     )  # fmt: skip
     return replace(max(plans, key=lambda plan: plan.used), host=whole.host, speed=pace)
 
@@ -214,18 +217,20 @@ def parts(setup: Setup, layout: Layout) -> list[Setup]:
     inner = max(0, shape.parameters - shape.ends) * blocks / shape.layers
 
     def part(ends: int, held: int, logits: float) -> Setup:
-        own = replace(
+        part_shape = replace(
             shape, parameters=round(inner / layout.tp + ends), layers=blocks * held,
             heads=max(1, shape.heads // layout.tp), kv_heads=max(1, shape.kv_heads // layout.tp),
             intermediate=-(-shape.intermediate // layout.tp),
         )  # fmt: skip
         return setup.changed(
-            shape=own, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
+            shape=part_shape, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
             seq_len=-(-setup.seq_len // layout.sp),
         )  # fmt: skip
 
     if pp == 1:
         return [part(shape.ends, 1, setup.logits_bytes)]
+    # The first stage holds the activations of every micro batch that is under way, and no logits; the last one's
+    # micro batch comes and goes, but ends in logits. Those between lie below the first.
     on_the_way = min(pp, setup.grad_accum)
     return [part(shape.embedding, on_the_way, 0.0), part(shape.embedding, 1, setup.logits_bytes)]
 
@@ -235,7 +240,7 @@ class _Timed(NamedTuple):
 
     setup: Setup
     parts: list[Setup]
-    """Those of `parts`."""
+    """A rank's parts, from `parts`."""
     seconds: float
     terms: dict[str, float]
     link_bytes: float
@@ -243,7 +248,7 @@ class _Timed(NamedTuple):
 
 
 def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
-    """How long a step takes, and what it sends."""
+    """A step's seconds, and the bytes that it sends."""
     hardware = room.hardware
     shape, pp, m = setup.shape, layout.pp, setup.grad_accum
     in_group = layout.tp * layout.sp * pp
@@ -261,7 +266,8 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     onward = 2 * hidden if pp > 1 else 0.0
     divided = parts(setup, layout)
     zero = speeds.traffic(divided[0])
-    # Links: tensor, then sequence, then data-parallel ranks fill a node; stages lie furthest apart.
+    # DeepSpeed numbers neighbours first: tensor, then sequence, then data-parallel ranks fill a node, and stages lie
+    # furthest apart. So each kind of traffic has links of its own, and a group that is wider than a node the network's.
     per_node = room.gpus
     inside = layout.tp * layout.sp <= per_node
     zero_inside = layout.tp * layout.shards <= per_node or room.nodes == 1
@@ -273,6 +279,8 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     zero_rate = link if zero_inside else min(link, hardware.network_gb_s / layout.tp * 1e9)
     pipe_rate = link if pipe_inside else min(link, network)
     pace = _ring(1, layout.shards) / zero_rate
+    # What tensor and sequence parallelism exchange stands between one matrix and the next: nothing can hide it, and it
+    # counts as computing for ZeRO's traffic, which is hidden behind both.
     busy = work + launch + tensor / link + sequence / sequence_rate
     each = speeds.waiting(busy, pace * zero.micro_step)
     last = speeds.waiting(busy, pace * (zero.micro_step + zero.last))
@@ -282,6 +290,7 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
         "tensor": m * tensor / link,
         "sequence": m * sequence / sequence_rate,
         "pipeline": m * onward / pipe_rate,
+        # The last stage waits for pp - 1 micro batches to come through, and the first for them to come back.
         "bubble": (pp - 1) * (busy + onward / pipe_rate),
         "communication": (m - 1) * each + last + speeds.EXPOSED * pace * zero.after,
     }
@@ -297,27 +306,29 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
 
 
 def reasons(plan: LayoutPlan, room: MemoryBudget) -> list[str]:
-    """Why a layout is as it is, a sentence each."""
+    """The reasons for a layout, a sentence each."""
     layout = plan.layout
-    said = []
+    sentences = []
     if layout.tp > 1:
         where = f"inside a node, over links of {room.hardware.link_gb_s:.3g} GB/s"
-        said.append(f"tp {layout.tp}: each layer's matrices are divided {where}")
+        sentences.append(f"tp {layout.tp}: each layer's matrices are divided {where}")
     if layout.sp > 1:
-        said.append(
+        sentences.append(
             f"sp {layout.sp}: a long sequence's activations are divided, heads are exchanged in each layer"
         )
     if layout.pp > 1:
         share = plan.terms.get("bubble", 0.0) / plan.seconds
-        said.append(f"pp {layout.pp}: stages send little, and wait for {share:.0%} of a step (the bubble)")
+        sentences.append(
+            f"pp {layout.pp}: stages send little, and wait for {share:.0%} of a step (the bubble)"
+        )
     if layout.stage:
-        what = {1: "the optimizer's states", 2: "states and gradients", 3: "states, gradients and weights"}
-        said.append(f"ZeRO-{layout.stage}: {layout.shards} ranks share {what[layout.stage]}")
-    return said
+        shared = {1: "the optimizer's states", 2: "states and gradients", 3: "states, gradients and weights"}
+        sentences.append(f"ZeRO-{layout.stage}: {layout.shards} ranks share {shared[layout.stage]}")
+    return sentences
 
 
 def _ring(times: int, ranks: int) -> float:
-    """What passes through each rank of a ring, as a share of the tensor: all-reduce 2 (N-1)/N, others half of it."""
+    """The share of a tensor that passes through each rank of a ring: all-reduce 2 (N-1)/N, others half of it."""
     return times * (ranks - 1) / ranks
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from dsrun.planner.shape import ROLES, Shape
 
 QKV, GATE_UP = "q+k+v", "gate+up"
-"""Several of them in one."""
+"""Matrices that hold several of a block's in one."""
 ALL = "all"
 NAMES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "query": ("q",), "wq": ("q",), "k_proj": ("k",), "key": ("k",), "wk": ("k",), "v_proj": ("v",),
@@ -30,12 +30,12 @@ def roles(targets: str | Iterable[str]) -> tuple[tuple[str, ...] | None, tuple[s
     None: "all", whatever the network has. A name that is unknown stands for no matrix.
     """
     names = targets.split(",") if isinstance(targets, str) else targets
-    said = [name.strip().lower() for name in names if name.strip()]
-    if any(name.replace("_", "-") in (ALL, "all-linear") for name in said):
+    lower_names = [name.strip().lower() for name in names if name.strip()]
+    if any(name.replace("_", "-") in (ALL, "all-linear") for name in lower_names):
         return None, ()
-    known = {**NAMES, **{role: (role,) for role in ROLES}, **(QWEN if "c_attn" in said else {})}
-    found = dict.fromkeys(chain.from_iterable(known.get(name, ()) for name in said))
-    return tuple(found), tuple(name for name in said if name not in known)
+    known = {**NAMES, **{role: (role,) for role in ROLES}, **(QWEN if "c_attn" in lower_names else {})}
+    known_roles = dict.fromkeys(chain.from_iterable(known.get(name, ()) for name in lower_names))
+    return tuple(known_roles), tuple(name for name in lower_names if name not in known)
 
 
 def every(shape: Shape) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A model's config, read with care: each size, switch and share that it hands out is of its type and in its range.
 
-Whoever wants a number of a config.json asks here. What is wrong and what is missing is collected while reading goes on,
-so that all of it is told together; see `ModelConfig.check`.
+Faults and missing sizes are collected while reading goes on, so that all of them are reported together; see
+`ModelConfig.check`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class UnknownShapeError(DsrunError):
 
 @dataclass
 class ModelConfig:
-    """A transformers config.json as a dict, and what is wrong with the values that were asked of it. where: the file,
-    for messages."""
+    """A transformers config.json as a dict, and the faults of the values that were read. where: the file, for
+    messages."""
 
     values: Mapping[str, Any]
     where: str
@@ -44,14 +44,15 @@ class ModelConfig:
         return int(value)
 
     def needed(self, *names: str, least: int = 1) -> int:
-        """The same of what a config must have; `least` stands for what it lacks until that is told."""
+        """The whole number that a config must have under one of the names; `least` stands in where it lacks them
+        all."""
         value = self.size(*names, least=least)
         if value is None and not next(self._given(names), None):
             self.lack(*names)
         return least if value is None else value
 
     def switch(self, name: str, default: bool) -> bool:
-        """What is true or false; null is false."""
+        """The switch under a name, true or false; null is false."""
         value = self.values.get(name, default)
         if value not in (None, True, False) or isinstance(value, float):
             self.refuse(name, value, "true or false.")

@@ -1,4 +1,4 @@
-"""From setups to verdicts: what fits, what it costs, and in which order to try it. Plain functions on numbers."""
+"""Verdicts on setups: which ones fit, what they cost, and in which order to try them. Plain functions on numbers."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The hardware that there is to plan for."""
+    """The hardware that is planned for."""
 
     gpus: int
     """Per node."""
     nodes: int
     gpu_bytes: float
-    """Of each GPU: all, or what is free."""
+    """Memory of each GPU: all, or what is free."""
     hardware: Hardware
-    """How fast it is."""
+    """Rates of the machines."""
     host_bytes: float | None = None
     """Per node; None where unknown."""
     nvme_bytes: float | None = None
@@ -78,7 +78,7 @@ class MemoryBudget:
     accelerator: str = "cuda"
     """"cuda", or "cpu" where the ranks train in host memory."""
     calibration: Calibration = Calibration()
-    """What earlier runs on it have shown."""
+    """Corrections by earlier runs on it."""
     cuda_build: bool = False
     """Whether torch there is built for CUDA, which takes memory in ranks on CPUs, too."""
     expandable: bool = False
@@ -107,13 +107,13 @@ class Plan:
     used: float
     """Share of the scarcest memory that it needs; 1.0 is all of it, and runs in half of the cases."""
     reason: str
-    """What decides, in words."""
+    """The memory that decides, in words."""
     scarce: str = ""
-    """Which memory is the scarcest: GPU, host or NVMe; empty where none is known."""
+    """The scarcest memory: GPU, host or NVMe; empty where none is known."""
 
     @property
     def chance(self) -> float:
-        """That it runs, 0 to 1: bench/planner.py compares it with published runs."""
+        """The chance that it runs, 0 to 1: bench/planner.py compares it with published runs."""
         return chance(self.used)
 
     @property
@@ -131,12 +131,12 @@ class Plan:
 
     @property
     def seconds_per_token(self) -> float:
-        """Over all ranks: what plans are ranked by."""
+        """Seconds a token over all ranks, by which plans are ranked."""
         return 1 / self.speed.tokens_per_second
 
 
 def chance(used: float) -> float:
-    """That a run fits which is predicted to take this share of the memory: the prediction's error is log-normal."""
+    """The chance that a run fits which is predicted to take this share of the memory: the error is log-normal."""
     return 0.5 * math.erfc(math.log(used) / (ERROR * math.sqrt(2))) if used > 0 else 1.0
 
 
@@ -145,6 +145,7 @@ def demand(setup: Setup, gpu: GpuMemory, *, expandable: bool = False) -> float:
     padded = setup.variable_lengths and setup.engine != "torch"
     stuck = STUCK["expandable" if expandable else "padded" if padded else "fixed"]
     within = max(gpu.peaks[moment] for moment in ("turn", "middle", "end", "step"))
+    # Holes come of steps. What the flat copy at the start has reserved beyond them is given back whole.
     holes = stuck * max(0.0, gpu.reserved - max(within, gpu.peaks["flat"]))
     return max(gpu.needed, within + holes) + untracked_gib(setup.gpus) * GIB
 
@@ -171,18 +172,18 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget, pace: Speed | None = 
 
 
 def fastest(preset: str, setups: Iterable[Setup], budget: MemoryBudget) -> Plan:
-    """The first of `ranked`. What takes longer than one that fits is not judged: memory is the longer half of it."""
+    """The first of `ranked`. Setups slower than one that fits are not judged: memory is the longer half of the work."""
     timed = [(_speed(setup, budget), setup) for setup in setups]
-    found: list[Plan] = []
-    for pace, setup in sorted(timed, key=lambda one: 1 / one[0].tokens_per_second):
-        if found and 1 / pace.tokens_per_second > found[0].seconds_per_token and found[0].verdict == FITS:
+    best: list[Plan] = []
+    for pace, setup in sorted(timed, key=lambda timed_setup: 1 / timed_setup[0].tokens_per_second):
+        if best and 1 / pace.tokens_per_second > best[0].seconds_per_token and best[0].verdict == FITS:
             break
-        found = ranked([*found, judge(preset, setup, budget, pace)])[:1]
-    return found[0]
+        best = ranked([*best, judge(preset, setup, budget, pace)])[:1]
+    return best[0]
 
 
 def is_out(setup: Setup, budget: MemoryBudget) -> bool:
-    """Whether `judge` calls it out of memory. In a third of the time: a search asks of many that don't fit."""
+    """Whether `judge` calls a setup out of memory, in a third of its time: most setups of a search don't fit."""
     if budget.accelerator == "cuda":
         needed = demand(setup, _gpu(setup, budget), expandable=budget.expandable)
         if needed > budget.gpu_bytes:
@@ -193,26 +194,26 @@ def is_out(setup: Setup, budget: MemoryBudget) -> bool:
 
 
 def _gpu(setup: Setup, budget: MemoryBudget) -> GpuMemory:
-    """What a rank holds on its GPU, corrected by what the machine's runs have shown.
+    """The memory of a rank's GPU, corrected by the machine's runs.
 
     The peaks above what is held all the time are scaled, and then the holes above the largest. What was measured of one
     model changes what has an example's length, and adds a constant.
     """
     gpu = gpu_memory(setup, room=budget.gpu_bytes - untracked_gib(setup.gpus) * GIB)
-    known = budget.calibration
-    if known == Calibration():
+    calibration = budget.calibration
+    if calibration == Calibration():
         return gpu
     within = within_step(setup, gpu.terms, names=WITH_LENGTHS)
     peaks = {
         name: gpu.held
-        + (size - gpu.held) * (known.moving if size > gpu.held else 1)
-        + (known.lengths - 1) * within.get(name, 0.0)
-        + known.gpu_gib * GIB
+        + (size - gpu.held) * (calibration.moving if size > gpu.held else 1)
+        + (calibration.lengths - 1) * within.get(name, 0.0)
+        + calibration.gpu_gib * GIB
         for name, size in gpu.peaks.items()
     }
-    reserved = max(peaks.values()) + known.reserved * (gpu.reserved - gpu.allocated)
+    reserved = max(peaks.values()) + calibration.reserved * (gpu.reserved - gpu.allocated)
     scaled = {
-        name: known.moving * gpu.terms[name] * (known.lengths if name in WITH_LENGTHS else 1)
+        name: calibration.moving * gpu.terms[name] * (calibration.lengths if name in WITH_LENGTHS else 1)
         for name in temporary(setup)
     }
     return replace(
@@ -225,7 +226,7 @@ def _gpu(setup: Setup, budget: MemoryBudget) -> GpuMemory:
 
 
 def _host(setup: Setup, budget: MemoryBudget) -> HostMemory:
-    """What a node holds in its main memory; every rank's process takes more or less, as its runs have shown."""
+    """The main memory of a node, with each rank's process corrected by the machine's runs."""
     host = host_memory(setup, accelerator=budget.accelerator, cuda_build=budget.cuda_build)
     more = budget.calibration.process_gib * GIB * setup.ranks_per_node
     if not more:
@@ -238,7 +239,7 @@ def _host(setup: Setup, budget: MemoryBudget) -> HostMemory:
 
 
 def _speed(setup: Setup, budget: MemoryBudget) -> Speed:
-    """A step's time; where the machine's runs were timed it is scaled by them, and surer."""
+    """A step's time, scaled by the machine's runs where they were timed, and then surer."""
     pace, factor = speed(setup, budget.hardware), budget.calibration.seconds
     if factor == 1:
         return pace
@@ -254,7 +255,7 @@ def _speed(setup: Setup, budget: MemoryBudget) -> Speed:
 def _shares(
     setup: Setup, gpu: GpuMemory, host: HostMemory, nvme: float, budget: MemoryBudget
 ) -> Iterator[tuple[float, str, str]]:
-    """Each memory's share in use, which memory, and what to say about it."""
+    """The share of each memory that is needed, the memory's name, and a text about it."""
     needs = [
         (
             "GPU",
@@ -265,16 +266,18 @@ def _shares(
         ("host", host.peak, budget.host_bytes, f" ({host.moment})"),
         ("NVMe", nvme, budget.nvme_bytes if nvme else None, ""),
     ]
-    for name, needed, there, when in needs:
-        if there is not None and (name != "GPU" or budget.accelerator == "cuda"):
-            yield needed / there, name, f"{name}: {needed / GIB:.1f} of {there / GIB:.1f} GiB{when}"
+    for name, needed, available, when in needs:
+        if available is not None and (name != "GPU" or budget.accelerator == "cuda"):
+            yield needed / available, name, f"{name}: {needed / GIB:.1f} of {available / GIB:.1f} GiB{when}"
 
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
-    """The fastest first, where a tight one with a chance of 60 % counts 1 / 0.6 times as long; then what is out, by how
-    far, and of equals what takes the least of a GPU.
+    """Plans, the fastest first; a tight one with a chance of 60 % counts 1 / 0.6 times as long. Then those that are out
+    of
+    memory, the nearest miss first.
 
-    Of equally fast ones the one that divides less: what a plan can't see (hooks, more and smaller messages) only costs.
+    Of equally fast ones the one that divides less comes first: what a plan can't see (hooks, more and smaller messages)
+    only costs. Of equals then the one that takes the least of a GPU.
     """
 
     def key(plan: Plan) -> tuple[bool, float, int, float, str]:

@@ -1,4 +1,4 @@
-"""What is planned for: a model's shape, how it is sharded, in which precision, and what it is fed. Plain values."""
+"""The setup that is planned for: a model's shape, its sharding, its precision, its batches. Plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dsrun.planner.shape import Shape
 
 DEVICES = ("gpu", "cpu", "nvme")
 METHODS = ("full", "lora", "qlora")
-OPTIMIZERS = {name: one.state_bytes for name, one in optimizers.OPTIMIZERS.items()}
+OPTIMIZERS = {name: optimizer.state_bytes for name, optimizer in optimizers.OPTIMIZERS.items()}
 """Optimizer -> bytes of state per parameter, with fp32 states and with 16-bit ones."""
 LOGITS: dict[str, float] = {"hf": 12, "hf-old": 16}
 """Bytes a logit costs at the loss: transformers' own since 4.45, and before.
@@ -47,9 +47,9 @@ class Setup:
     whole_gradients: bool = False
     """FSDP reduces gradients once a step: until then each rank has them whole."""
     optimizer_device: str = "gpu"
-    """Where offload puts the optimizer's states: one of DEVICES."""
+    """The place of the optimizer's states: one of DEVICES."""
     parameter_device: str = "gpu"
-    """Where offload puts the weights, at stage 3: one of DEVICES."""
+    """The place of the weights, at stage 3: one of DEVICES."""
     precision: str = "bf16"
     """fp16, bf16: 16-bit weights with an fp32 master copy. amp: fp32 weights that are computed with in 16 bits.
     pure: 16-bit weights and optimizer states without a master copy. fp32: everything."""
@@ -60,17 +60,17 @@ class Setup:
     adapters: int = 0
     """Weights that LoRA adds."""
     targets: tuple[str, ...] | None = None
-    """The matrices that it is put on (lora.roles); None: all of a block's. Empty for a prefix."""
+    """The matrices with LoRA (lora.roles); None: all of a block's. Empty for a prefix."""
     lora_dropout: float = 0.0
-    """Of its inputs."""
+    """Dropout of LoRA's inputs."""
     fp32_adapters: bool = True
-    """Without DeepSpeed: LoRA's weights are fp32, as PEFT makes them (autocast_adapter_dtype). DeepSpeed casts them."""
+    """Whether LoRA's weights are fp32, as PEFT makes them (autocast_adapter_dtype). DeepSpeed casts them."""
     copies: int = 0
-    """Weights of whole modules that are trained beside them, as copies (PEFT's modules_to_save)."""
+    """Weights of whole modules that are trained beside LoRA, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
     """A key of QUANTIZED, for the weights that LoRA leaves frozen."""
     quantized_head: bool = False
-    """The output weights are among them (LitGPT; transformers leaves them as they are)."""
+    """Whether the output weights are quantized, too (LitGPT; transformers leaves them as they are)."""
     dequantized_twice: bool = False
     """A matrix in use comes in the precision that it was quantized from, and then in the one that is computed in."""
     keeps_inputs: bool = False
@@ -86,7 +86,7 @@ class Setup:
     checkpointing: int = 0
     """Activation checkpointing: backward computes one block in as many again from its input; 1: each, 0: none."""
     activations_device: str = "gpu"
-    """Where those inputs wait: gpu or cpu."""
+    """The place where those inputs wait: gpu or cpu."""
     flash: bool = True
     """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
     than the first of them in transformers."""
@@ -103,12 +103,12 @@ class Setup:
     pinned: bool = True
     """Offloaded states are in pinned memory."""
     reduce_bucket: int = 500_000_000
-    """Elements (reduce_bucket_size)."""
+    """Elements of a bucket (reduce_bucket_size)."""
     overlap_comm: bool = False
     max_reuse: int = 1_000_000_000
-    """Elements (stage3_max_reuse_distance)."""
+    """Elements after which a gathered weight is released (stage3_max_reuse_distance)."""
     sub_group: int = 1_000_000_000
-    """Elements (sub_group_size)."""
+    """Elements that the optimizer steps at a time (sub_group_size)."""
     fp32_gradients: bool = False
     """Gradients are summed in fp32 (data_types.grad_accum_dtype)."""
     zero_init: bool = True
@@ -124,10 +124,10 @@ class Setup:
         """dataclasses.replace in a tenth of its time, for searches that make hundreds of setups."""
         if unknown := fields.keys() - self.__dict__.keys():
             raise TypeError(f"a Setup has no {', '.join(sorted(unknown))}")
-        found = object.__new__(Setup)
-        found.__dict__.update(self.__dict__)
-        found.__dict__.update(fields)
-        return found
+        setup = object.__new__(Setup)
+        setup.__dict__.update(self.__dict__)
+        setup.__dict__.update(fields)
+        return setup
 
     @property
     def tokens(self) -> int:
@@ -141,7 +141,7 @@ class Setup:
 
     @property
     def recomputed_share(self) -> float:
-        """The same as a share of all blocks."""
+        """Recomputed blocks as a share of all."""
         return self.recomputed / max(1, self.shape.layers)
 
     @property
@@ -155,7 +155,7 @@ class Setup:
 
     @property
     def block_inputs(self) -> float:
-        """Bytes of what those start from, on one rank."""
+        """Bytes of the inputs of recomputed blocks, on one rank."""
         width = 4 if self.precision == "fp32" else 2
         return float(width * self.shape.hidden * self.recomputed * self.tokens)
 
@@ -223,13 +223,13 @@ class Setup:
 
     @property
     def recomputes_all(self) -> bool:
-        """Whether a block that is computed again is so to its end: the reentrant kind doesn't stop before."""
+        """Whether blocks are computed again to their ends: the reentrant kind doesn't stop before."""
         at_stage_3 = self.engine == "deepspeed" and self.stage == 3
         return at_stage_3 if self.reentrant is None else self.reentrant
 
     @property
     def takes_4_bits(self) -> bool:
-        """Whether 4-bit weights are modelled there: not where they are sharded, or on the host."""
+        """Whether 4-bit weights are modelled for this setup: not where they are sharded, or on the host."""
         return self.stage < 3 and self.parameter_device == "gpu"
 
     @property
@@ -249,7 +249,7 @@ class Setup:
 
 
 def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """How a ds_config shards and offloads, as fields of a Setup. What it leaves out has DeepSpeed's own default."""
+    """The sharding and offload of a ds_config, as fields of a Setup. Absent keys have DeepSpeed's own defaults."""
     zero = ds_config.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
     offload = zero.get("offload_optimizer") or {}
@@ -273,7 +273,8 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fsdp_fields(base: Setup, *, replicas: int, offload: bool, whole_gradients: bool) -> dict[str, Any]:
-    """How FSDP shards and offloads, as fields of a Setup: in bf16 what is trained is held in fp32, without a copy."""
+    """The sharding and offload of FSDP, as fields of a Setup: in bf16 trained weights are held in fp32, without a
+    copy."""
     in_bf16 = "amp" if base.method == "full" else "pure"
     return {
         "engine": "fsdp",
@@ -289,13 +290,13 @@ def fsdp_fields(base: Setup, *, replicas: int, offload: bool, whole_gradients: b
 
 
 def _in_one_kernel(params: Mapping[str, Any]) -> bool:
-    """Whether Adam steps all weights in one kernel: DeepSpeed's fused one, or torch's where it is asked to."""
+    """Whether Adam steps all weights in one kernel: DeepSpeed's fused one, or torch's with `fused`."""
     return not params.get("torch_adam", False) or bool(params.get("fused"))
 
 
 def _device(offload: Mapping[str, Any]) -> str:
-    found = offload.get("device", "none")
-    return "gpu" if found == "none" else str(found)
+    device = offload.get("device", "none")
+    return "gpu" if device == "none" else str(device)
 
 
 def batch_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,5 +306,5 @@ def batch_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
         "grad_accum": ds_config.get("gradient_accumulation_steps"),
     }
-    given = {name: value for name, value in numbers.items() if isinstance(value, int)}
-    return {"precision": next(enabled, "fp32"), **given}
+    batch = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    return {"precision": next(enabled, "fp32"), **batch}

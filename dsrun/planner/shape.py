@@ -31,19 +31,19 @@ class Experts:
     """The feed-forward block of a mixture of experts."""
 
     count: int
-    """In each block."""
+    """Experts in each block."""
     chosen: int
-    """For a token."""
+    """Experts that a token goes through."""
     width: int
-    """Of one of them, inside."""
+    """Width inside one expert."""
     shared: int = 0
-    """Width of what every token goes through, beside them."""
+    """Width of the shared experts, which every token goes through."""
     dense: int = 0
     """Blocks without experts, whose feed-forward block is as wide as Shape.intermediate."""
     wide_router: bool = False
-    """The router computes in fp32."""
+    """Whether the router computes in fp32."""
     gated: bool = False
-    """What is shared is multiplied by a gate of its own."""
+    """Whether the shared experts' output is multiplied by a gate of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Latent:
     keys: int
     """Width of the vector of keys and values, which the cache holds."""
     rotary: int
-    """Of a head's width, what is rotated; one for all heads of the keys."""
+    """The rotated part of a head's width, which all heads of the keys share."""
     value_dim: int
     """Width of a head's values."""
 
@@ -81,21 +81,21 @@ class Shape:
     vocab: int
     """Rows of the embedding."""
     gated: bool = True
-    """The feed-forward block has a gate (SwiGLU: three matrices, else two)."""
+    """Whether the feed-forward block has a gate (SwiGLU: three matrices, else two)."""
     tied: bool = False
-    """The output weights are the embedding's."""
+    """Whether the output weights are the embedding's."""
     positions: int | None = None
     """Longest context in tokens that the model was made for, None where it is not known."""
     fused: bool = False
     """The gate and the other matrix into the feed-forward block are one weight."""
     block: Block = LLAMAS
-    """What its blocks keep for backward."""
+    """Tensors that its blocks keep for backward."""
     experts: Experts | None = None
-    """None for a dense network."""
+    """The mixture's experts; None for a dense network."""
     latent: Latent | None = None
-    """None for attention with keys and values of their own."""
+    """The vectors of latent attention; None for keys and values of their own."""
     assumed: tuple[str, ...] = ()
-    """What nobody gave, in words."""
+    """Assumed sizes, in words."""
 
     @property
     def query_width(self) -> int:
@@ -138,18 +138,18 @@ class Shape:
     @cached_property
     def matrices(self) -> Counter[int]:
         """Elements -> how many matrices have that many; the vectors are not worth counting."""
-        found = Counter({self.hidden * self.query_width: 2 * self.layers})
-        found[self.hidden * self.kv_width] += 2 * self.layers
+        counts = Counter({self.hidden * self.query_width: 2 * self.layers})
+        counts[self.hidden * self.kv_width] += 2 * self.layers
         if (experts := self.experts) is None:
-            found[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
+            counts[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
         else:  # a block's experts are two weights: into them and out
             mixed = self.layers - experts.dense
-            found[experts.count * self.hidden * experts.width * (self.mlp_matrices - 1)] += mixed
-            found[experts.count * self.hidden * experts.width] += mixed
-            found[self.hidden * max(1, experts.shared)] += self.mlp_matrices * mixed
-            found[self.hidden * self.intermediate] += self.mlp_matrices * experts.dense
-        found[self.embedding] += 1 if self.tied else 2
-        return found
+            counts[experts.count * self.hidden * experts.width * (self.mlp_matrices - 1)] += mixed
+            counts[experts.count * self.hidden * experts.width] += mixed
+            counts[self.hidden * max(1, experts.shared)] += self.mlp_matrices * mixed
+            counts[self.hidden * self.intermediate] += self.mlp_matrices * experts.dense
+        counts[self.embedding] += 1 if self.tied else 2
+        return counts
 
     @property
     def largest(self) -> int:
@@ -237,22 +237,23 @@ def from_numbers(
     heads = heads or assume("heads", max(1, hidden // 128))
     kv_heads = kv_heads or assume("kv-heads", heads)
     if heads % kv_heads:
-        what = f"{kv_heads} doesn't divide {heads}"
-        raise DsrunError(what, where="--kv-heads", hint="As in --heads 32 --kv-heads 8.")
+        message = f"{kv_heads} doesn't divide {heads}"
+        raise DsrunError(message, where="--kv-heads", hint="As in --heads 32 --kv-heads 8.")
     if heads > hidden:
-        what = f"{heads} heads are more than the hidden size, {hidden}"
-        raise DsrunError(what, where="--heads", hint="A head is 64 or 128 wide.")
+        message = f"{heads} heads are more than the hidden size, {hidden}"
+        raise DsrunError(message, where="--heads", hint="A head is 64 or 128 wide.")
     head_dim = hidden // heads
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     if intermediate is None:
         # What the parameters leave for the feed-forward block's three matrices; 8/3 h where that can't be right.
         left = round(((parameters - 2 * vocab * hidden) / layers - attention) / (3 * hidden))
         intermediate = assume("intermediate", left if left > hidden else 8 * hidden // 3)
+    # Numbers that are typed in needn't be exact, and networks differ; a slip of a digit is out by more than these.
     held = layers * (attention + 3 * hidden * intermediate) + vocab * hidden
     if not 0.4 <= held / parameters <= 2.5 or intermediate > WIDEST * hidden:
-        what = f"{layers} layers of hidden size {hidden} hold about {held / 1e9:.3g}e9"
+        message = f"{layers} layers of hidden size {hidden} hold about {held / 1e9:.3g}e9"
         raise DsrunError(
-            f"{parameters:.4g} parameters don't agree with the shape: {what}",
+            f"{parameters:.4g} parameters don't agree with the shape: {message}",
             where="--params",
             hint="Check --layers, --hidden and --intermediate, or give --params alone.",
         )
@@ -332,27 +333,28 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
         for key, right in family.only.items()
         if config.get(key, right) != right
     ]
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name in Family.SIZES:
         wrong, value = len(reader.wrong), reader.size(*family.names(name))
         if value is None and len(reader.wrong) == wrong:
-            value = family.default(name, reader, found)
+            value = family.default(name, reader, sizes)
         if value is not None:
-            found[name] = value
+            sizes[name] = value
         elif name not in Family.OPTIONAL and len(reader.wrong) == wrong:
             reader.lack(*family.names(name))
     if not reader.wrong and not reader.missing:
-        reader.wrong += _contradictions(found, reader.where)
-        if (narrow := config.get("word_embed_proj_dim", found["hidden_size"])) != found["hidden_size"]:
-            what = f"word_embed_proj_dim is {quoted(narrow)} and not hidden_size {found['hidden_size']}: not modelled"
-            reader.missing.append(Problem(what, reader.where, LIMITS))
-        found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
-    return {Family.SIZES[name]: value for name, value in found.items()}
+        reader.wrong += _contradictions(sizes, reader.where)
+        hidden = sizes["hidden_size"]
+        if (narrow := config.get("word_embed_proj_dim", hidden)) != hidden:
+            message = f"word_embed_proj_dim is {quoted(narrow)} and not hidden_size {hidden}: not modelled"
+            reader.missing.append(Problem(message, reader.where, LIMITS))
+        sizes.setdefault("head_dim", hidden // sizes["num_attention_heads"])
+    return {Family.SIZES[name]: value for name, value in sizes.items()}
 
 
-def _contradictions(found: Mapping[str, int], where: str) -> Iterator[Problem]:
-    heads, groups, hidden = found["num_attention_heads"], found["num_key_value_heads"], found["hidden_size"]
+def _contradictions(sizes: Mapping[str, int], where: str) -> Iterator[Problem]:
+    heads, groups, hidden = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["hidden_size"]
     if heads % groups:
         yield Problem(f"num_key_value_heads {groups} doesn't divide num_attention_heads {heads}", where)
-    if "head_dim" not in found and heads > hidden:
+    if "head_dim" not in sizes and heads > hidden:
         yield Problem(f"num_attention_heads {heads} is more than hidden_size {hidden}", where)

@@ -12,18 +12,18 @@ from dsrun.planner.families import FAMILIES, LLAMAS
 from dsrun.planner.shape import Shape, from_config, from_numbers
 
 KIND = "presets/shapes"
-BEHIND = re.compile(r"-(hf|base|chat|instruct|it|sft|dpo|v0\.1|v1\.[0-9]|[0-9]+k|2407|fp16|bf16)$")
-"""What stands behind a model's size and says nothing of its shape."""
+NAME_ENDINGS = re.compile(r"-(hf|base|chat|instruct|it|sft|dpo|v0\.1|v1\.[0-9]|[0-9]+k|2407|fp16|bf16)$")
+"""Endings of models' names behind the size, which say nothing of the shape."""
 
 
 def table() -> dict[str, dict[str, Any]]:
     """name -> the shape's fields, under every name that it has."""
-    found: dict[str, dict[str, Any]] = {}
+    fields_by_name: dict[str, dict[str, Any]] = {}
     for path in catalog.files(KIND).values():
         for name, fields in _flat("", catalog.read_toml(path)):
             for each in (name, *fields.get("also", ())):
-                found.setdefault(each, fields)
-    return found
+                fields_by_name.setdefault(each, fields)
+    return fields_by_name
 
 
 def _flat(prefix: str, tables: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -36,11 +36,11 @@ def _flat(prefix: str, tables: Mapping[str, Any]) -> list[tuple[str, dict[str, A
 
 
 def find(name: str) -> dict[str, Any] | None:
-    """The fields of a model, by a name with or without organisation, in any case, with what is said of its tuning."""
+    """The fields of a model, by a name with or without organisation, in any case, with or without its tuning."""
     short = name.lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
     known = {key.replace("_", "-"): fields for key, fields in table().items()}
     while short not in known:
-        cut = BEHIND.sub("", short)
+        cut = NAME_ENDINGS.sub("", short)
         if cut == short:
             return None
         short = cut

@@ -1,4 +1,4 @@
-"""How long a step takes: every term in seconds, from what the GPUs, links and disks can do.
+"""The time of a step: every term in seconds, from the rates of GPUs, links and disks.
 
 The model has few parts and is coarse. What it says of an unknown machine is right within a factor of two; the order
 in which it puts ways of sharding the same job holds much better, because what is unknown is common to them. Its
@@ -28,15 +28,15 @@ of transformers with DeepSpeed from 2023 (the gist: 0.41 to 0.45 of an A100's) g
 between: 0.54.
 """
 CPU_EFFICIENCY = 0.45
-"""Of a CPU's rate."""
+"""Share of a CPU's rate that training reaches."""
 ATTENTION = 2.0
-"""What an operation of attention's kernels counts for: they get about half of what matrix products get, as
+"""Weight of an operation in attention's kernels: they reach about half of the rate of matrix products, as
 llm-foundry's rows from 512 to 65,536 tokens show."""
 LAUNCH_MS = {0: 5.0, 1: 8.0, 2: 11.0, 3: 15.5}
 """ZeRO's stage -> milliseconds a layer and micro step that Python takes to launch the work and, under ZeRO-3, to fetch
 and release weights. Short rows can't go below it: Qwen-7B under ZeRO-3 takes as long for 256 tokens as for 512."""
 FSDP_LAUNCH_MS = 8.0
-"""The same for FSDP, whose hooks are at whole blocks (assumed: no table shows it)."""
+"""Milliseconds a layer and micro step under FSDP, whose hooks are at whole blocks (assumed: no table shows it)."""
 OVERLAP = 0.3
 """Share of the shorter of computing and communicating that isn't hidden behind the longer."""
 EXPOSED = 0.5
@@ -63,26 +63,26 @@ UNCERTAIN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the machines can do. Bandwidths are in GB/s."""
+    """The rates of the machines. Bandwidths are in GB/s."""
 
     matrix_tflops: float
-    """Of one GPU: dense products in 16 bits."""
+    """Rate of one GPU in dense 16-bit products."""
     fp32_tflops: float
-    """Of one GPU, without its matrix units."""
+    """Rate of one GPU without its matrix units."""
     memory_gb_s: float
-    """The GPU's own memory."""
+    """Bandwidth of the GPU's own memory."""
     link_gb_s: float
     """Bus bandwidth of an all-reduce inside a node, for each GPU."""
     network_gb_s: float = 12.5
-    """A whole node's to other nodes, in one direction (12.5: 100 Gbit/s)."""
+    """Bandwidth of a whole node to other nodes, in one direction (12.5: 100 Gbit/s)."""
     pcie_gb_s: float = 12.0
-    """Between a node's host memory and all its GPUs together, in one direction, as offload reaches it."""
+    """Bandwidth between a node's host memory and all its GPUs together, in one direction, as offload reaches it."""
     cpu_gb_s: float = 30.0
-    """What the CPU Adam gets of host memory's bandwidth (15 to 50)."""
+    """Bandwidth of host memory that CPU Adam reaches (15 to 50)."""
     nvme_gb_s: float = 3.0
-    """A node's disks together, reading."""
+    """Bandwidth of a node's disks together, reading."""
     bytes_an_operation: float = BYTES_AN_OPERATION
-    """By which the matrix rate is missed, see there."""
+    """Bytes that keep training below the matrix rate, see BYTES_AN_OPERATION."""
     cpu: bool = False
     bf16: bool = True
     """Whether the GPU computes in bfloat16; one that can't does so at fp32's rate at most."""
@@ -109,17 +109,17 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long an optimizer step takes."""
+    """The time of an optimizer step."""
 
     seconds_per_step: float
-    """With all its micro steps."""
+    """Seconds with all micro steps."""
     tokens_per_second: float
-    """Of all ranks, padding included."""
+    """Tokens of all ranks, padding included."""
     terms: dict[str, float]
     """Name -> seconds that it adds to the step; what is hidden behind something else is left out. They add up to
     seconds_per_step (terms.SPEED says what each is)."""
     bytes_per_step: float
-    """What enters a node from the others, and leaves it."""
+    """Bytes that enter a node from the others, and leave it."""
     model_flops_utilisation: float
     """The operations that the model needs (nothing twice) as a share of the GPUs' 16-bit rate (fp32's for fp32)."""
     uncertain: float = UNCERTAIN
@@ -138,11 +138,13 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     work = flops / (peak * hardware.efficiency)
     dequantize = _dequantize(setup, hardware)
     launch = max(0.0, _launch(setup) - work - dequantize)
+    # A micro step can't be shorter than Python takes to launch it: only what that takes beyond the work counts.
     busy = work + dequantize + launch
     moved = traffic(setup)
     # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
     pace = (setup.gpus - 1) / (setup.gpus * 1e9 * _rate(setup, hardware))
     moving = pace * moved.micro_step + _link_pace(setup, hardware) * moved.within
+    # The last micro step sends more (ZeRO-1 and DDP reduce only there), and has as little to hide it behind.
     earlier = (micro_steps - 1) * waiting(busy, moving)
     terms = {
         "compute": micro_steps * work,
@@ -165,27 +167,27 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
 
 
 def slow_network(setup: Setup, hardware: Hardware) -> str | None:
-    """Under ZeRO-3, what to do about a network that takes longer than computing does; None where it doesn't."""
+    """Advice about a network that takes longer than computing under ZeRO-3; None where it doesn't."""
     if setup.engine != "deepspeed" or setup.stage != 3 or setup.nodes == 1:
         return None
-    found = speed(setup, hardware)
+    pace = speed(setup, hardware)
     rate = _rate(setup, hardware)
-    seconds = found.bytes_per_step / (1e9 * rate)
-    computing = sum(found.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
+    seconds = pace.bytes_per_step / (1e9 * rate)
+    computing = sum(pace.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
     if seconds <= computing:
         return None
     across = (setup.nodes - 1) / setup.nodes
     in_node = setup.gpus // setup.nodes
     hpz = ""
     if in_node > 1 and not _copy_in_node(setup):
-        left = found.bytes_per_step - across * setup.grad_accum * _gathered(setup)
+        left = pace.bytes_per_step - across * setup.grad_accum * _gathered(setup)
         hpz = (
             f"Preset zero3-hpz (zero_hpz_partition_size {in_node}, the GPUs of a node) makes it {left / 1e9:.3g} GB, "
             "for a second copy of the weights in each node; "
         )
     other = across * traffic(setup.changed(stage=2)).step(setup.grad_accum)
     return (
-        f"ZeRO-3 moves {found.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
+        f"ZeRO-3 moves {pace.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
         f"{rate:.3g} GB/s; computing takes {computing:.3g} s. {hpz}ZeRO-2 makes it {other / 1e9:.3g} GB, if it fits."
     )
 
@@ -194,21 +196,21 @@ class Traffic(NamedTuple):
     """Bytes that pass through every rank, before the factor (N-1)/N."""
 
     micro_step: float
-    """In each."""
+    """Bytes in each micro step."""
     last: float
-    """In the last one of a step, beside that."""
+    """Bytes in a step's last micro step, beside those."""
     after: float
-    """Once the optimizer has stepped."""
+    """Bytes after the optimizer has stepped."""
     within: float = 0.0
-    """In each micro step, between the ranks of a node alone, with the factor of their number."""
+    """Bytes in each micro step between the ranks of a node alone, with the factor of their number."""
 
     def step(self, micro_steps: int) -> float:
-        """All of a step's between nodes."""
+        """Bytes of a whole step between nodes."""
         return micro_steps * self.micro_step + self.last + self.after
 
 
 def traffic(setup: Setup) -> Traffic:
-    """What a set-up's ranks send one another.
+    """The bytes that a set-up's ranks send one another.
 
     Rajbhandari et al., arXiv 1910.02054: ZeRO-3 and FSDP gather the weights for forward and for backward, and reduce
     the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
@@ -319,7 +321,7 @@ def _dequantize(setup: Setup, hardware: Hardware) -> float:
 
 
 def optimizer_terms(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> None:
-    """What offload and the optimizer add to a step.
+    """Add the seconds of offload and the optimizer to a step's terms.
 
     On the GPU, each rank steps its share. On the host, gradients come down in every micro step (and with
     accumulation, the sum goes up again to be added to), the CPU steps the node's share, and new weights go up.

@@ -1,4 +1,4 @@
-"""What each term of a plan is, in words: the text behind `dsrun plan --components`.
+"""The terms of a plan in words: the text behind `dsrun plan --components`.
 
 Psi: weights; T: those with gradients; N: ranks; w: bytes of a weight that is computed with; b, s: micro batch and
 tokens of an example; L, h, v: layers, hidden size, vocabulary; a: heads; f: feed-forward width.
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 class Term(NamedTuple):
     what: str
-    """What it is."""
+    """The thing that takes memory or time."""
     formula: str
-    """How it is computed."""
+    """Its formula."""
     source: str
-    """Where the formula comes from; a file alone is DeepSpeed 0.19's."""
+    """The source of the formula; a file alone is DeepSpeed 0.19's."""
 
 
 STAGE12 = "runtime/zero/stage_1_and_2.py"

@@ -16,16 +16,16 @@ NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 
 def size(text: str, where: str) -> float:
     """Bytes: "32GiB", "256 GB", "1.8TB". Raises DsrunError without a unit: 32 alone could mean either."""
-    found = re.fullmatch(rf"\s*{NUMBER}\s*([A-Za-z]*)\s*", text)
-    if found is None:
+    match = re.fullmatch(rf"\s*{NUMBER}\s*([A-Za-z]*)\s*", text)
+    if match is None:
         raise DsrunError(f"{text!r} is not a size", where=where, hint="As in 32GiB, or 256GB.")
-    value, unit = _number(found[1]), found[2].upper()
+    value, unit = _number(match[1]), match[2].upper()
     if unit in ("K", "M", "G", "T", ""):
-        what = f"{unit} in {text!r} can mean two things" if unit else f"{text!r} lacks a unit"
-        raise DsrunError(what, where=where, hint=_two_readings(found[1], unit))
+        message = f"{unit} in {text!r} can mean two things" if unit else f"{text!r} lacks a unit"
+        raise DsrunError(message, where=where, hint=_two_readings(match[1], unit))
     if unit not in BYTES:
         raise DsrunError(
-            f"{found[2]!r} is not a unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
+            f"{match[2]!r} is not a unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
         )
     if not 0 < value * BYTES[unit] < math.inf:
         raise DsrunError(f"can't be {text}", where=where, hint="A size above 0.")
@@ -42,10 +42,10 @@ def _two_readings(number: str, unit: str) -> str:
 
 def count(text: str, where: str) -> float:
     """A number of things: "6.2e9", "6.2B", "350M", "6_243_584_000". Raises DsrunError for anything else."""
-    found = re.fullmatch(rf"\s*{NUMBER}\s*([KkMmBbTt]?)\s*", text)
-    if found is None:
+    match = re.fullmatch(rf"\s*{NUMBER}\s*([KkMmBbTt]?)\s*", text)
+    if match is None:
         raise DsrunError(f"{text!r} is not a number", where=where, hint="As in 6.2e9, or 6.2B.")
-    value = _number(found[1]) * COUNTS[found[2].upper()]
+    value = _number(match[1]) * COUNTS[match[2].upper()]
     if not 0 < value < math.inf:
         raise DsrunError(f"can't be {text}", where=where, hint="A number above 0.")
     return value

@@ -219,14 +219,17 @@ def _for_a_page(svg: str, name: str) -> str:
     from markupsafe import escape
 
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # Ids are the page's, where several charts stand: each chart's get a prefix that follows from its content, so that
+    # the same run always makes the same page.
     needed_ids = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
-    prefix = f"c{crc32(svg.encode()):x}-"  # several charts stand in one page
+    prefix = f"c{crc32(svg.encode()):x}-"
     svg = re.sub(
         r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in needed_ids else "", svg
     )
     svg = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{prefix}", svg)
     colours = {INK: "var(--ink-2)", GRID: "var(--line)", BAD: "var(--bad)"}
     colours |= {colour: f"var(--c{number})" for number, colour in enumerate(SERIES, 1)}
+    # matplotlib takes no CSS variables, so that it draws in colours that nobody would choose, which are replaced here.
     for colour, variable in colours.items():
         svg = svg.replace(colour, variable)
     svg = re.sub(r" ?font-family: [^;\"]*;?", "", re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg))

@@ -104,8 +104,9 @@ def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str,
 def _curve(title: str, axis: list[float], values: list[float], by: str, unit: str) -> Figure:
     svg = charts.curves(
         _lines(axis, values, 1, charts.MOST_POINTS // 2),
-        x_label=AXES[by], name=f"{title} over {AXES[by]}: {_in_words(values)}",
-    )  # fmt: skip
+        x_label=AXES[by],
+        name=f"{title} over {AXES[by]}: {_in_words(values)}",
+    )
     return Figure(title, unit, svg)
 
 
@@ -125,6 +126,7 @@ def _window(values: Sequence[float]) -> int:
     if len(values) <= CALM_FROM:
         return 0
     finite = [value for value in values if isfinite(value)]
+    # A noisy curve turns at nearly every step, a schedule hardly ever: it needs no mean.
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(finite, finite[1:], finite[2:], strict=False))
     return len(values) // 80 if turns > len(finite) / 10 else 0
 
@@ -187,10 +189,11 @@ def of_lengths(report: Mapping[str, Any]) -> Figure | None:
         return None
     counts, width = histogram["counts"], histogram["width"]
     svg = charts.bars(
-        counts, edges=[place * width for place in range(len(counts) + 1)],
+        counts,
+        edges=[place * width for place in range(len(counts) + 1)],
         x_label="tokens of a row",
         name=f"Rows by length: {report.get('rows', sum(counts)):,} rows, the longest {report.get('longest')} tokens",
-    )  # fmt: skip
+    )
     return Figure("Lengths of the data", "rows", svg)
 
 

@@ -46,6 +46,7 @@ def write(runs: Sequence[ReportedRun], file: Path, *, watched: bool = False) -> 
     """
     pages = [page_of(run.path, run.name, run.columns) for run in runs]
     alive = any(page.alive for page in pages)
+    # Only scripts with this number run: text of a run that looked like a script would not.
     nonce = secrets.token_urlsafe(16)
     text = render(
         "report.html.j2",

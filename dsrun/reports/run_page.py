@@ -98,18 +98,19 @@ def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str =
     line = summary(path, name)
     events: list[dict[str, Any]] = damaged.unless(lambda: json_objects(read_bytes(path, EVENTS)), [], EVENTS)
     drawn: list[Figure] = damaged.unless(lambda: figures.of_training(columns, events, by), [], METRICS)
+    # A run that can't be read as one still has a page: its curves and its config may be whole.
     if line.problem is not None:
         config: list[SettingRow] = damaged.unless(
             lambda: sections.settings(json_object(read_bytes(path, CONFIG)), {}), [], CONFIG
         )
         return RunPage(
-            name=name, path=str(path), state=line.state, problems=[line.problem, *damaged.found], figures=drawn,
+            name=name, path=str(path), state=line.state, problems=[line.problem, *damaged.faults], figures=drawn,
             config=config,
         )  # fmt: skip
     run = past_runs.read(path)
     page = replace(_of_any(run, line, events, damaged), figures=[] if run.script else drawn)
     page = page if run.script else _of_finetune(page, run, line, columns, damaged)
-    return replace(page, problems=[*page.problems, *damaged.found])
+    return replace(page, problems=[*page.problems, *damaged.faults])
 
 
 def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damaged: Damages) -> RunPage:
@@ -155,8 +156,9 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, d
     on_gpu = job.accelerator == "cuda"
     memory = damaged.unless(
         lambda: figures.of_memory(sections.peaks(run, on_gpu=on_gpu), planned_bytes(job), on_gpu=on_gpu),
-        None, "state/",
-    )  # fmt: skip
+        None,
+        "state/",
+    )
     lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA_REPORT)
     return replace(
         page,
@@ -174,18 +176,18 @@ class Damages:
     """Faults of a run's files: a page lists them, and shows the rest."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.faults: list[str] = []
 
     def unless(self, make: Callable[[], T], otherwise: T, name: str) -> T:
         """The result of `make`; `otherwise` where a file holds something else than it should."""
         try:
             return make()
         except UnfitFileError as error:
-            self.found += [f"{name} {problem.what}" for problem in error.problems]
+            self.faults += [f"{name} {problem.what}" for problem in error.problems]
         except DAMAGE as error:
-            self.found.append(f"{name} is damaged: {type(error).__name__}: {error}")
+            self.faults.append(f"{name} is damaged: {type(error).__name__}: {error}")
         except OSError as error:
-            self.found.append(f"{name} can't be read: {error.strerror}")
+            self.faults.append(f"{name} can't be read: {error.strerror}")
         return otherwise
 
 

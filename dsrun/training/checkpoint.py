@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from dsrun.job import checkpoints
 from dsrun.job.checkpoints import Mark, WrittenFile
 from dsrun.job.job import Job
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
+from dsrun.training import zip_digests
 from dsrun.training.barrier import barrier, from_all_ranks
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of
@@ -126,9 +127,7 @@ def choose(job: Job, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def _leave_newer(
-    run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callable[[str], None]
-) -> None:
+def _leave_newer(run_dir: Path, folder: Path, damaged: dict[Path, str], say: Callable[[str], None]) -> None:
     """Take the marks off checkpoints that are newer than the chosen one, and say so; also of incomplete ones."""
     if dist.get_rank() == 0:
         chosen = checkpoints.step_of(folder)
@@ -215,9 +214,8 @@ def check(job: Job, folder: Path, mark: Mark, names: Iterable[str], *, digests: 
             raise
         except DsrunError as error:
             what = error.problems[0].what
-            raise DsrunError(
-                f"is damaged: {name} {what.removeprefix('is damaged: ')}", where=str(folder)
-            ) from error
+            what = what.removeprefix("is damaged: ")
+            raise DsrunError(f"is damaged: {name} {what}", where=str(folder)) from error
 
 
 def load(engine: Engine, folder: Path) -> int:
@@ -226,7 +224,7 @@ def load(engine: Engine, folder: Path) -> int:
 
 
 def _from_rank_0(look: Callable[[], Any]) -> Any:
-    """What rank 0 sees of the files, for all ranks: on a network's file system other hosts may see an older state.
+    """Rank 0's look at the files, for all ranks: on a network's file system other hosts may see an older state.
 
     Raises TrainingError where `look` raises DsrunError or OSError.
     """
@@ -236,7 +234,9 @@ def _from_rank_0(look: Callable[[], Any]) -> Any:
             result[0] = look()
         except (DsrunError, OSError) as error:
             result[1] = str(error)
-    dist.broadcast_object_list(result)  # an error, too: the others would wait for a result in vain
+    dist.broadcast_object_list(
+        result
+    )  # an error, too: else the others would wait for a result until they time out
     if result[1] is not None:
         raise TrainingError(result[1])
     return result[0]
@@ -264,10 +264,13 @@ def _own_files(folder: Path, job: Job) -> list[Path]:
 
 
 def _reach_disk_with_digests(folder: Path, files: list[Path]) -> dict[str, WrittenFile]:
-    """Wait until files are on the disk, and make their digests meanwhile: from the page cache, without the disk."""
+    """Wait until files are on the disk, and make their digests meanwhile: from those that torch made as it wrote, and
+    from the page cache."""
     with ThreadPoolExecutor(1) as beside:
         synced = beside.submit(reach_disk, files)
-        written = {str(path.relative_to(folder)): WrittenFile.of(path, dist.get_rank()) for path in files}
+        written = {
+            str(path.relative_to(folder)): zip_digests.written(path, dist.get_rank()) for path in files
+        }
         synced.result()
     return written
 

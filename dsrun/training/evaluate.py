@@ -132,7 +132,7 @@ def _answers(
         if alone and not chosen:
             continue
         prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
-        batch = {k: v.to(engine.device) for k, v in prompt_batch(prompts, tokenizer.pad_token_id).items()}
+        batch = on(engine.device, prompt_batch(prompts, tokenizer.pad_token_id))
         output = engine.module.generate(
             **batch, max_new_tokens=job.data.max_target_length, do_sample=False, use_cache=True,
             eos_token_id=end_ids, pad_token_id=tokenizer.pad_token_id, synced_gpus=not alone,

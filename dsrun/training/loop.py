@@ -59,6 +59,7 @@ from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
 
 EVALUATIONS_BETWEEN = 4
+SEES_OTHERS = "this model lets examples in one sequence see one another"
 NOTHING, SAVE, STOP = 0, 1, 2
 LOOK_S = 1.0
 """Seconds between two looks for a request: on a network's file system a look is not free."""
@@ -123,9 +124,9 @@ class Trainer:
     """One rank's run, with everything that its parts share."""
 
     compilation: Compilation | None = None
-    """What --compile has done so far."""
+    """Notes on the work of --compile."""
     masks_padding = False
-    """Whether the model is told what is padding, for its routers' loss."""
+    """Whether the model gets a mask of padding, for its routers' loss."""
     loss_before: LossBefore | None = None
     """The losses before a resume, which the first one after it is compared with; rank 0's."""
 
@@ -143,11 +144,9 @@ class Trainer:
         with undivided(job):
             self.packing = packing_for(engine) if packed else None
         if job.parallel.sp > 1 and (self.packing is None or not self.packing.varlen):
-            raise TrainingError(
-                "this model lets examples in one sequence see one another", where=f"--sp {job.parallel.sp}"
-            )
+            raise TrainingError(SEES_OTHERS, where=f"--sp {job.parallel.sp}")
         if packed and self.packing is None:
-            report.event("note", text="no packing: this model lets examples in one sequence see one another")
+            self._note(f"no packing: {SEES_OTHERS}")
         self.plan = self._plan(in_order=in_order)
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
@@ -361,9 +360,8 @@ class Trainer:
         self.last_eval = (step, loss)
         # Perplexity says little of answers: what they are depends on their questions.
         more = {} if self.eval_examples.with_question else {"perplexity": perplexity(loss)}
-        self.report.metrics(
-            step=step, eval_loss=loss, **{f"eval_{name}": value for name, value in more.items()}
-        )
+        fields = {f"eval_{name}": value for name, value in more.items()}
+        self.report.metrics(step=step, eval_loss=loss, **fields)
         self.report.event("eval", step=step, loss=loss, **more)
         self.loss_check.evaluation(step, loss)
         if step and loss < self.best_loss:

@@ -63,9 +63,8 @@ def routers_weight(config: Any) -> float:
     weight = next((getattr(config, name) for name in ROUTERS_WEIGHTS if hasattr(config, name)), None)
     if weight is None:
         hint = "Set output_router_logits to false there, to train without it."
-        raise DsrunError(
-            "asks for the routers' loss, but not with which weight", where="config.json", hint=hint
-        )
+        what = "asks for the routers' loss, but not with which weight"
+        raise DsrunError(what, where="config.json", hint=hint)
     return float(weight)
 
 

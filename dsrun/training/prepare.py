@@ -92,9 +92,8 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         inputs.check(job, {kind for kind, _, _ in missing}, trust_times=True)
     encoder = encoder_of(job) if missing else None
     if encoder and job.model.source == "chatglm":
-        _check_tokenizer(
-            job, encoder.tokenizer, [source.path for _, sources, _ in missing for source in sources], say
-        )
+        paths = [source.path for _, sources, _ in missing for source in sources]
+        _check_tokenizer(job, encoder.tokenizer, paths, say)
     for kind, sources, target in missing:
         names = ", ".join(str(source.path) for source in sources)
         with explained("can't be read"):
@@ -102,9 +101,8 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         count = processes if size > ONE_PROCESS_BYTES else 1
         say(f"tokenising {names}" + (f" in {count} processes" if count > 1 else ""))
         check = partial(_check_rows, job, kind)
-        for line in lines(
-            tokenise(sources, job.data, encoder, target, processes=count, say=say, check=check)
-        ):
+        report = tokenise(sources, job.data, encoder, target, processes=count, say=say, check=check)
+        for line in lines(report):
             say(f"  {line}")
     _write_reports(job)
     _check_truncation(job)
@@ -218,11 +216,8 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
             path.parent, gguf_file=path.name, dtype=dtype, **_dequantised()
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DsrunError(
-            f"transformers can't read it: {error}",
-            where=str(path),
-            hint="Use the Hugging Face folder that the GGUF file was made from.",
-        ) from error
+        hint = "Use the Hugging Face folder that the GGUF file was made from."
+        raise DsrunError(f"transformers can't read it: {error}", where=str(path), hint=hint) from error
     for name, weight in model.named_parameters():
         finite.check(weight, name, str(path))
     model.save_pretrained(folder)

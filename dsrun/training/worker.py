@@ -103,10 +103,12 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
     resume_from = None
+    # Before the model is loaded, which takes minutes: all checkpoints may be damaged.
     if resume:
         report.phase("looking at the checkpoints")
         resume_from = checkpoint.choose(job, lambda text: report.event("note", text=text))
     report.phase("loading the model")
+    # One rank of each host looks for what the host's cache lacks; the others find it there.
     if os.environ["LOCAL_RANK"] == "0":
         try:
             inputs.check_model(job, from_checkpoint=resume_from is not None)
@@ -144,9 +146,8 @@ def trained_share(model: Any, method: str) -> str:
 
     trained = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
     # A weight in 4 bits lies in bytes, with two elements in each.
-    whole = sum(
-        elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters()
-    )
+    sizes = (elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters())
+    whole = sum(sizes)
     parts = "" if method == PREFIX else trained_parts(model)
     return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%}){parts}"
 

@@ -1,4 +1,4 @@
-"""What the tabulator completes: asked of click as the shells ask, and once of a real bash."""
+"""Completion by the tabulator: through click as the shells call it, and once in a real bash."""
 
 from __future__ import annotations
 

@@ -103,3 +103,26 @@ def test_wrong_usage(dsrun):
 def test_nothing_heavy_is_imported(imported):
     found = imported("explain", "DS203")
     assert not found & {"torch", "deepspeed", "transformers", "yaml", "jinja2", "rich"}
+
+
+def test_names_of_libraries(dsrun):
+    said = dsrun("explain", "peft.prepare_model_for_int8_training")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(
+        "peft.prepare_model_for_int8_training: function, in peft\n\nReleases:    0.2.0 to 0.9.0\n"
+    )
+    assert "\nGone since:  0.10.0\n" in said.out
+    assert "\nInstead:     prepare_model_for_kbit_training (its deprecation says so)\n" in said.out
+    assert "\nImported by: trl " in said.out
+    said = dsrun("explain", "peft.LoraConfig", "--parameter", "use_dora")
+    assert said.out.startswith("peft.LoraConfig(use_dora=): parameter of peft.LoraConfig, in peft\n")
+    assert "\nReleases:    0.9.0 and newer\n" in said.out
+    said = dsrun("explain", "peft.LoraConfigs")
+    assert "no release of peft that was read has it" in said.out
+    assert "Did you mean LoraConfig" in said.out
+
+
+def test_a_parameter_of_nothing(dsrun):
+    said = dsrun("explain", "numpy.array", "--parameter", "dtype")
+    assert said.code == 1
+    assert "there are no data of numpy.array" in said.err

@@ -217,7 +217,7 @@ def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
     one, two = make_run("one", preset="zero1"), make_run("two", preset="zero3")
     words = [("show", one), ("compare", one, two)]
     wide = [dsrun(*args).out for args in words]
-    for module in ("compare", "common.columns"):
+    for module in ("compare", "output.columns"):
         monkeypatch.setattr(f"dsrun.cli.{module}.screen_width", lambda **_: 70)
     narrow = [dsrun(*args).out for args in words]
     for before, after in zip(wide, narrow, strict=True):

@@ -1,4 +1,4 @@
-"""Which GPUs a job gets on a machine that people share: CUDA_VISIBLE_DEVICES x --gpus x --devices x who uses them."""
+"""GPUs that a job gets on a machine that people share: CUDA_VISIBLE_DEVICES x --gpus x --devices x who uses them."""
 
 from __future__ import annotations
 

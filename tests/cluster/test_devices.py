@@ -1,4 +1,4 @@
-"""Which devices a job gets: CUDA_VISIBLE_DEVICES x --gpus x --devices, on machines of paper."""
+"""The devices that a job gets: CUDA_VISIBLE_DEVICES x --gpus x --devices, on machines of paper."""
 
 from __future__ import annotations
 

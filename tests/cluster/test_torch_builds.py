@@ -1,4 +1,4 @@
-"""Which builds of torch have code for a GPU, and which is the newest that a driver takes."""
+"""The builds of torch that have code for a GPU, and the newest that a driver takes."""
 
 from __future__ import annotations
 

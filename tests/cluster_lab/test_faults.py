@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from needed import needs
 
 needs("deepspeed", "transformers")
 
 from lab import Host
-from running import Done, held_at, let_go, same, starts_of
-from runs import GONE_S, Cluster
+from running import Done, held_at, let_go, reaches, same, starts_of, step_of, until
+from runs import GONE_S, Cluster, far_agent
 
 from dsrun.job.layout import whole_checkpoints
 from dsrun.job.run_folder import describe_state
@@ -166,6 +167,36 @@ def check_the_end(cluster: Cluster, process: subprocess.Popen[str], fault: Fault
     record = json.loads(done.read("run.json"))
     assert record["state"] == "failed"
     assert re.search(fault.says, " ".join(record["problems"]))
+
+
+def test_a_restart_while_a_host_agent_is_stopped(cluster, reference):
+    """It can't end before it goes on. When it does, the next attempt trains on its host, and isn't ended by it."""
+    run_dir = cluster.folder / "stopped-agent"
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", "ssh", "--host-timeout", "0.2")
+    process = cluster.train(run_dir.name, *where, "--max-restarts", "1")
+    ranks = held_at(process, run_dir, FIRST)
+    agent = far_agent(cluster.lab.hosts[1])
+    agent.suspend()
+    try:
+        wanted, reached = int(whole_checkpoints(run_dir)[-1].name.removeprefix("step-")), step_of(run_dir)
+
+        def trains_again() -> bool:
+            assert process.poll() is None, process.communicate()
+            return len(starts_of(run_dir)) == 2
+
+        until(trains_again, "the next attempt")
+        reaches(process, run_dir, reached + 1)
+        assert agent.status() == psutil.STATUS_STOPPED
+    finally:
+        agent.resume()
+        let_go(ranks)
+    done = cluster.finish(process, run_dir.name)
+    assert (done.code, done.state) == (0, "finished"), done.err
+    assert "no heartbeat from node2" in done.err
+    assert "starting again" in done.err
+    assert starts_of(run_dir) == [0, wanted]
+    same(done.losses, reference.losses)
+    cluster.check_nothing_is_left()
 
 
 # Jobs that can't begin

@@ -65,8 +65,8 @@ def _findings(given: str) -> list[Finding]:
 
 def expected_of(given: Mapping[str, Any], blocks: tuple[str, ...]) -> list[Finding]:
     """All that the rules of some blocks find in an example, and the errors of all others."""
-    found = findings(given)
-    return [each for each in found if each.severity == "error" or each.rule.startswith(blocks)]
+    results = findings(given)
+    return [each for each in results if each.severity == "error" or each.rule.startswith(blocks)]
 
 
 def expectation(finding: Finding) -> dict[str, Any]:
@@ -95,16 +95,16 @@ def all_wording() -> list[str]:
     for case in [*own, *cases()]:
         for text in case.wording():
             names[text].append(case.name)
-    return [f"{text}{AT}{' '.join(found)}" for text, found in sorted(names.items())]
+    return [f"{text}{AT}{' '.join(cases)}" for text, cases in sorted(names.items())]
 
 
 def recorded() -> dict[str, set[str]]:
     """The name of a case -> its wordings in wording.txt."""
-    found: dict[str, set[str]] = defaultdict(set)
+    wordings: dict[str, set[str]] = defaultdict(set)
     for text, _, names in (line.rpartition(AT) for line in WORDING.read_text(encoding="utf-8").splitlines()):
         for name in names.split():
-            found[name].add(text)
-    return found
+            wordings[name].add(text)
+    return wordings
 
 
 def as_json(value: Any) -> str:

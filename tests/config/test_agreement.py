@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from needed import since
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,15 +37,21 @@ def error(effect, rule="DS999", path="fp16"):
 
 def kinds(outcome, *findings):
     verdict = compare.Verdict(tuple(findings))
-    return [found.kind for found in compare.compare(Case(BATCH, 1), reading.Outcome(outcome), verdict)]
+    return [
+        disagreement.kind
+        for disagreement in compare.compare(Case(BATCH, 1), reading.Outcome(outcome), verdict)
+    ]
 
 
 def all_explained(report):
     """Fail with every disagreement that has no explanation, cut down to what it takes."""
-    found = [compare.smallest(tally.first, compare.ask_reading) for tally in report.unexplained]
-    if found:
+    disagreements = [compare.smallest(tally.first, compare.ask_reading) for tally in report.unexplained]
+    if disagreements:
         pytest.fail(
-            "\n\n".join([f"{len(found)} kinds of disagreement", *map(compare.example, found)]), pytrace=False
+            "\n\n".join(
+                [f"{len(disagreements)} kinds of disagreement", *map(compare.example, disagreements)]
+            ),
+            pytrace=False,
         )
 
 
@@ -123,6 +130,7 @@ def test_deepspeed_is_asked(deepspeed, config, expected):
     assert reading.read(config, 2).kind == expected
 
 
+@since(deepspeed="0.19.8")  # whose rules these are
 @pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.full)])
 def test_what_deepspeed_reads(deepspeed, count):
     """Where it stops there is an error, and where it doesn't none says that it does."""
@@ -134,6 +142,7 @@ def test_what_deepspeed_reads(deepspeed, count):
     all_explained(report)
 
 
+@since(deepspeed="0.19.8")  # whose rules these are
 @pytest.mark.parametrize("every", [100, pytest.param(20, marks=pytest.mark.full)])
 def test_what_deepspeed_makes_of_single_keys(deepspeed, every):
     """Each key by itself, at some of the values that bench/agreement.py tries."""

@@ -11,12 +11,12 @@ MICRO = {"train_micro_batch_size_per_gpu": 2}
 OPTIMIZER = {"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 
 
-def paths(one, other, **setting):
-    return [difference.path for difference in compare(one, other, Setting(**setting))]
+def paths(left, right, **setting):
+    return [difference.path for difference in compare(left, right, Setting(**setting))]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ({}, {"zero_optimization": {"stage": 0}}),
         ({}, {"_why": "a note", "zero_optimization": {"_why": "another"}}),
@@ -37,14 +37,14 @@ def paths(one, other, **setting):
         (MICRO, {**MICRO, "gradient_accumulation_steps": 1}),
     ],
 )
-def test_no_difference(one, other):
-    assert compare(one, other, Setting()) == []
-    assert compare(other, one, Setting()) == []
+def test_no_difference(left, right):
+    assert compare(left, right, Setting()) == []
+    assert compare(right, left, Setting()) == []
 
 
 def test_a_difference():
-    (found,) = compare({"zero_optimization": {"stage": 3}}, {}, Setting())
-    assert found.as_dict() == {
+    (difference,) = compare({"zero_optimization": {"stage": 3}}, {}, Setting())
+    assert difference.as_dict() == {
         "path": "zero_optimization.stage",
         "before": 3,
         "after": 0,
@@ -52,40 +52,45 @@ def test_a_difference():
         "given_after": False,
         "known_before": True,
         "known_after": True,
-        "does": found.does,
+        "does": difference.does,
     }
-    assert found.does
+    assert difference.does
 
 
 def test_in_the_order_of_the_configs():
-    one = {"steps_per_print": 1, "zero_optimization": {"stage": 1}}
-    other = {"wall_clock_breakdown": True, "zero_optimization": {"stage": 2}}
-    assert paths(one, other) == ["steps_per_print", "zero_optimization.stage", "wall_clock_breakdown"]
+    left = {"steps_per_print": 1, "zero_optimization": {"stage": 1}}
+    right = {"wall_clock_breakdown": True, "zero_optimization": {"stage": 2}}
+    assert paths(left, right) == ["steps_per_print", "zero_optimization.stage", "wall_clock_breakdown"]
 
 
 def test_another_name_counts_as_given():
-    one = {"zero_optimization": {"gather_16bit_weights_on_model_save": True}}
-    (found,) = compare(one, {}, Setting())
-    assert found.path == "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-    assert (found.given_before, found.given_after) == (True, False)
+    left = {"zero_optimization": {"gather_16bit_weights_on_model_save": True}}
+    (difference,) = compare(left, {}, Setting())
+    assert difference.path == "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+    assert (difference.given_before, difference.given_after) == (True, False)
 
 
 def test_a_block_that_is_left_out_has_no_defaults():
-    found = compare(OPTIMIZER, {}, Setting())
-    assert [row.path for row in found] == ["optimizer.type", "optimizer.params.lr"]
-    assert not any(row.known_after for row in found)
-    assert all(row.after is None for row in found)
+    differences = compare(OPTIMIZER, {}, Setting())
+    assert [row.path for row in differences] == ["optimizer.type", "optimizer.params.lr"]
+    assert not any(row.known_after for row in differences)
+    assert all(row.after is None for row in differences)
 
 
 def test_unknown_keys_differ_too():
-    (found,) = compare({"a.b": {"c": [1]}}, {}, Setting())
-    assert (found.path, found.before, found.known_after, found.does) == ("a.b.c", [1], False, "")
+    (difference,) = compare({"a.b": {"c": [1]}}, {}, Setting())
+    assert (difference.path, difference.before, difference.known_after, difference.does) == (
+        "a.b.c",
+        [1],
+        False,
+        "",
+    )
     assert paths({"a": 1}, {"a": {"b": 1}}) == ["a", "a.b"]
     assert paths({"a": True}, {"a": 1}) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "world_size", "rows"),
+    ("left", "right", "world_size", "rows"),
     [
         (
             MICRO,
@@ -100,10 +105,10 @@ def test_unknown_keys_differ_too():
         (MICRO, {"train_batch_size": 0}, 4, {"train_micro_batch_size_per_gpu"}),
     ],
 )
-def test_batch_sizes(one, other, world_size, rows):
-    found = {row.path: row for row in compare(one, other, Setting(world_size=world_size))}
-    assert rows <= set(found)
-    assert bool(found) == bool(rows)
+def test_batch_sizes(left, right, world_size, rows):
+    differences = {row.path: row for row in compare(left, right, Setting(world_size=world_size))}
+    assert rows <= set(differences)
+    assert bool(differences) == bool(rows)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def judged(request):
 
 
 def test_what_deepspeed_takes_has_no_error(judged):
-    case, found = judged
-    errors = [each for each in found if each.finding.severity == "error"]
+    case, findings = judged
+    errors = [each for each in findings if each.finding.severity == "error"]
     # max_grad_norm in optimizer.params is read without a word, and refused by deepspeed.initialize.
     errors = [each for each in errors if each.finding.rule != "DS401"]
     if case["ds_accepts"] and not any(case[fault] for fault in FAULTS):
@@ -42,13 +42,13 @@ def test_what_deepspeed_takes_has_no_error(judged):
 
 
 def test_what_deepspeed_refuses_has_an_error(judged):
-    case, found = judged
+    case, findings = judged
     if not case["ds_accepts"] or case["engine_issues"]:
-        assert any(each.finding.severity == "error" for each in found)
+        assert any(each.finding.severity == "error" for each in findings)
 
 
 def test_every_fault_is_named(judged):
-    case, found = judged
-    paths = {each.path for each in found}
+    case, findings = judged
+    paths = {each.path for each in findings}
     missed = [path for fault in NAMED for path in case[fault] if path not in paths]
     assert [path for path in missed if not path.rpartition(".")[2].startswith(("_", "comment"))] == []

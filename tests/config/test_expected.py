@@ -28,8 +28,8 @@ def by_name(case):
     return case.name
 
 
-def errors(found):
-    return [(finding.rule, finding.path) for finding in found if finding.severity == "error"]
+def errors(findings):
+    return [(finding.rule, finding.path) for finding in findings if finding.severity == "error"]
 
 
 def check_findings(case):
@@ -39,24 +39,24 @@ def check_findings(case):
 def check_fixes(case):
     """One by one, and all of a rule at once. In place of the error there may be one that it hid, but no more."""
     config, setting, _ = example(case.given)
-    found = run(config, setting)
-    fixed = [finding for finding in found if finding.rule.startswith(case.blocks) and finding.fix]
+    findings = run(config, setting)
+    fixed = [finding for finding in findings if finding.rule.startswith(case.blocks) and finding.fix]
     for finding in fixed:
         changed = apply(config, finding.fix.edits)
         after = run(changed, setting)
         still = (finding.rule, finding.path) in [(other.rule, other.path) for other in after]
         assert not still or (finding.rule in IDLE and changed == config)
         if finding.fix.safe:
-            assert len(errors(after)) <= len(errors(found))
+            assert len(errors(after)) <= len(errors(findings))
     for rule in {finding.rule for finding in fixed} - IDLE:
-        mine = [finding for finding in found if finding.rule == rule]
+        mine = [finding for finding in findings if finding.rule == rule]
         edits = [edit for finding in mine if finding.fix for edit in finding.fix.edits]
         after = run(apply(config, tuple(edits)), setting)
         left = {finding.path for finding in mine if not finding.fix}
         below = tuple(f"{finding.path}." for finding in mine)
         new = {finding.path for finding in after if finding.rule == rule} - left
         assert not [path for path in new if not path.startswith(below)]
-        assert len(errors(after)) <= len(errors(found)) or rule in TURNING_ON
+        assert len(errors(after)) <= len(errors(findings)) or rule in TURNING_ON
 
 
 @pytest.mark.parametrize("blocks", sorted({case.blocks for case in CASES}), ids="-".join)

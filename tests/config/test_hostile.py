@@ -206,7 +206,7 @@ def test_hostile(name, target):
 def test_findings_stay_on_their_lines():
     result = validate(HOSTILE["odd keys"], "a\nb.json", Setting())
     heads = [line for line in report.text([result]).splitlines() if line[:1] not in (" ", "")]
-    assert len({found.finding.rule for found in result.findings}) <= len(heads) <= len(result.findings)
+    assert len({located.finding.rule for located in result.findings}) <= len(heads) <= len(result.findings)
     assert all(line.startswith("a\\nb.json:") for line in heads)
     assert all(line.startswith("::") for line in report.github([result]).splitlines())
     assert sum("::error::x" in line for line in report.github([result]).splitlines()) <= 2

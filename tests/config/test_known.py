@@ -37,7 +37,7 @@ def findings(case):
         trainer=case.get("trainer"),
         model=ModelInfo(**case["model"]) if "model" in case else None,
     )
-    return [found.finding for found in validate(text.encode(), "x", setting, target=case["for"]).findings]
+    return [located.finding for located in validate(text.encode(), "x", setting, target=case["for"]).findings]
 
 
 def test_none_is_lost():
@@ -47,11 +47,11 @@ def test_none_is_lost():
 
 
 def check_wrong(case):
-    found = findings(case)
+    results = findings(case)
     if "elsewhere" in case:
-        assert not [finding for finding in found if finding.severity == "error"], "it can be told after all"
+        assert not [finding for finding in results if finding.severity == "error"], "it can be told after all"
         return
-    assert {finding.rule for finding in found if finding.severity == case["severity"]} >= set(case["rules"])
+    assert {finding.rule for finding in results if finding.severity == case["severity"]} >= set(case["rules"])
 
 
 def check_tricky(case):

@@ -40,21 +40,21 @@ def test_there_are_rules_and_examples():
 
 def check_bad_example(pair):
     rule, given = pair
-    found = findings(given)
-    (*mine,) = [finding for finding in found if finding.rule == rule.id]
+    results = findings(given)
+    (*mine,) = [finding for finding in results if finding.rule == rule.id]
     assert mine, f"{rule.id} says nothing of {given}"
     assert all(finding.message and finding.suggestion for finding in mine)
     if rule.severity == "error":
-        others = [finding for finding in found if finding.severity == "error" and finding.rule != rule.id]
+        others = [finding for finding in results if finding.severity == "error" and finding.rule != rule.id]
         assert not others, f"an example is wrong in one way: {others}"
         assert all(finding.effect in EFFECTS for finding in mine if finding.severity == "error")
 
 
 def check_good_example(pair):
     rule, given = pair
-    found = findings(given)
-    assert not [finding for finding in found if finding.rule == rule.id]
-    assert not [finding for finding in found if finding.severity == "error"]
+    results = findings(given)
+    assert not [finding for finding in results if finding.rule == rule.id]
+    assert not [finding for finding in results if finding.severity == "error"]
 
 
 @pytest.mark.parametrize("module", sorted({rule.function.__module__ for rule in RULES}))
@@ -65,15 +65,15 @@ def test_examples_of_a_subject(module):
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
 def test_valid(path):
-    found = findings({**json.loads(path.read_text(encoding="utf-8")), "_bare": True})
-    assert [finding for finding in found if finding.severity != "note"] == []
+    results = findings({**json.loads(path.read_text(encoding="utf-8")), "_bare": True})
+    assert [finding for finding in results if finding.severity != "note"] == []
 
 
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
 def test_invalid(path):
-    found = findings({**json.loads(path.read_text(encoding="utf-8")), "_bare": True})
-    assert {finding.rule for finding in found if finding.severity != "note"} == {path.stem.split("-")[0]}
-    assert all(finding.path and finding.message and finding.suggestion for finding in found)
+    results = findings({**json.loads(path.read_text(encoding="utf-8")), "_bare": True})
+    assert {finding.rule for finding in results if finding.severity != "note"} == {path.stem.split("-")[0]}
+    assert all(finding.path and finding.message and finding.suggestion for finding in results)
 
 
 def test_every_rule_is_documented():

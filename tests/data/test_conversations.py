@@ -31,7 +31,7 @@ from dsrun.job.job import DataSpec
 COLUMNS = Columns("content", "summary")
 
 
-def said(*turns, **more):
+def messages(*turns, **more):
     return {"messages": [{"role": role, "content": content} for role, content in turns], **more}
 
 
@@ -67,20 +67,20 @@ GOOD = [
         {"instruction": "i", "input": "", "output": "o", "system": "s"},
         Conversation((Turn("i", "o"),), "s"),
     ),
-    (MESSAGES, said(("user", "q"), ("assistant", "a")), Conversation((Turn("q", "a"),))),
+    (MESSAGES, messages(("user", "q"), ("assistant", "a")), Conversation((Turn("q", "a"),))),
     (
         MESSAGES,
-        said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")),
+        messages(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")),
         Conversation((Turn("q", "a"), Turn("r", "b")), "s"),
     ),
     (
         MESSAGES,
-        said(("developer", "s"), ("user", "q"), ("assistant", "a"), ("user", "r")),
+        messages(("developer", "s"), ("user", "q"), ("assistant", "a"), ("user", "r")),
         Conversation((Turn("q", "a"),), "s", unanswered=True),
     ),
     (
         MESSAGES,
-        said(("user", [{"type": "text", "text": "q"}]), ("assistant", "a")),
+        messages(("user", [{"type": "text", "text": "q"}]), ("assistant", "a")),
         Conversation((Turn("q", "a"),)),
     ),
     (
@@ -104,7 +104,7 @@ GOOD = [
     ),
     (
         SHAREGPT,
-        {"conversations": said(("user", "q"), ("assistant", "a"))["messages"]},
+        {"conversations": messages(("user", "q"), ("assistant", "a"))["messages"]},
         Conversation((Turn("q", "a"),)),
     ),
     (
@@ -129,9 +129,9 @@ EMPTY = [
     (ALPACA, {"instruction": "", "input": None, "output": "o"}),
     (MESSAGES, {"messages": None}),
     (MESSAGES, {"messages": []}),
-    (MESSAGES, said(("user", "q"))),
-    (MESSAGES, said(("system", "s"))),
-    (MESSAGES, said(("user", "q"), ("assistant", None))),
+    (MESSAGES, messages(("user", "q"))),
+    (MESSAGES, messages(("system", "s"))),
+    (MESSAGES, messages(("user", "q"), ("assistant", None))),
     (SHAREGPT, shared(("human", ""), ("gpt", "a"))),
 ]
 BAD = [
@@ -143,16 +143,16 @@ BAD = [
     (MESSAGES, {"messages": "hello"}, "not a list of messages"),
     (MESSAGES, {"messages": [1]}, "not a list of messages"),
     (MESSAGES, {"messages": {"role": "user"}}, "not a list of messages"),
-    (MESSAGES, said(("user", "q"), ("user", "r"), ("assistant", "a")), "two questions in a row: message 2"),
-    (MESSAGES, said(("assistant", "a"), ("user", "r"), ("assistant", "a")), "without a question: message 1"),
-    (MESSAGES, said(("user", "q"), ("assistant", "a"), ("assistant", "b")), "without a question: message 3"),
-    (MESSAGES, said(("user", "q"), ("system", "s"), ("assistant", "a")), "system text inside"),
-    (MESSAGES, said(("user", "q"), ("tool", "t"), ("assistant", "a")), "nobody asked for: message 2"),
-    (MESSAGES, said(("user", "q"), ("narrator", "t")), "unknown role: 'narrator'"),
-    (MESSAGES, said((None, "q")), "unknown role"),
-    (MESSAGES, said(("user", {"x": 1}), ("assistant", "a")), "other than text"),
-    (MESSAGES, said(("user", [{"type": "image_url"}]), ("assistant", "a")), "other than text"),
-    (MESSAGES, said(("user", "q"), ("assistant", "\udc00")), "half a character"),
+    (MESSAGES, messages(("user", "q"), ("user", "r"), ("assistant", "a")), "two questions in a row: message 2"),
+    (MESSAGES, messages(("assistant", "a"), ("user", "r"), ("assistant", "a")), "without a question: message 1"),
+    (MESSAGES, messages(("user", "q"), ("assistant", "a"), ("assistant", "b")), "without a question: message 3"),
+    (MESSAGES, messages(("user", "q"), ("system", "s"), ("assistant", "a")), "system text inside"),
+    (MESSAGES, messages(("user", "q"), ("tool", "t"), ("assistant", "a")), "nobody asked for: message 2"),
+    (MESSAGES, messages(("user", "q"), ("narrator", "t")), "unknown role: 'narrator'"),
+    (MESSAGES, messages((None, "q")), "unknown role"),
+    (MESSAGES, messages(("user", {"x": 1}), ("assistant", "a")), "other than text"),
+    (MESSAGES, messages(("user", [{"type": "image_url"}]), ("assistant", "a")), "other than text"),
+    (MESSAGES, messages(("user", "q"), ("assistant", "\udc00")), "half a character"),
     (
         MESSAGES,
         {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]},
@@ -166,9 +166,9 @@ BAD = [
     (SHAREGPT, shared(("human", "q"), ("function_call", "get it")), "unknown form: message 2"),
     (SHAREGPT, shared(("human", "q"), ("function_call", '{"name": "f", "arguments": [1]}')), "no object"),
     (SHAREGPT, shared(("human", "q"), ("observation", "t")), "nobody asked for: message 2"),
-    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools="get_weather"), "tools that are not a list"),
-    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools=[{"function": "x"}]), "has a tool without a name"),
-    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools=[{"type": "function"}]), "has a tool without a name"),
+    (MESSAGES, messages(("user", "q"), ("assistant", "a"), tools="get_weather"), "tools that are not a list"),
+    (MESSAGES, messages(("user", "q"), ("assistant", "a"), tools=[{"function": "x"}]), "has a tool without a name"),
+    (MESSAGES, messages(("user", "q"), ("assistant", "a"), tools=[{"type": "function"}]), "has a tool without a name"),
 ]  # fmt: skip
 
 
@@ -221,13 +221,13 @@ def test_a_row_of_plain_text():
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("given", "named"),
     [((), AUTO), (("text_column",), TEXT), (("prompt_column",), PROMPT_RESPONSE),
      (("response_column", "text_column"), AUTO)],
 )  # fmt: skip
-def test_columns_name_a_format(said, named):
-    assert named_format(AUTO, said) == named
-    assert named_format(MESSAGES, said) == MESSAGES
+def test_columns_name_a_format(given, named):
+    assert named_format(AUTO, given) == named
+    assert named_format(MESSAGES, given) == MESSAGES
 
 
 def test_the_reference_recipe_keeps_white_space():

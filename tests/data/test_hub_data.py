@@ -44,13 +44,13 @@ def test_a_file_is_itself(tmp_path):
 
 
 def test_a_data_set_becomes_a_file_in_the_cache(library, tmp_path):
-    found = hub_data.local_file(Path("hf:lab/poems"), "--train-file")
-    assert found.is_relative_to(tmp_path / "a cache")
-    assert [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()] == ROWS
-    before = found.stat().st_mtime_ns
-    assert hub_data.local_file(Path("hf:lab/poems"), "--train-file") == found
-    assert found.stat().st_mtime_ns == before
-    assert [path.name for path in found.parent.iterdir()] == [found.name]
+    file = hub_data.local_file(Path("hf:lab/poems"), "--train-file")
+    assert file.is_relative_to(tmp_path / "a cache")
+    assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == ROWS
+    before = file.stat().st_mtime_ns
+    assert hub_data.local_file(Path("hf:lab/poems"), "--train-file") == file
+    assert file.stat().st_mtime_ns == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 @pytest.mark.parametrize(

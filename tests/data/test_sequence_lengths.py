@@ -73,22 +73,22 @@ def spec(train_file, source=10_000, target=10_000) -> DataSpec:
 
 def test_tokenizer_json(fast, tmp_path):
     folder, made = fast
-    found = measure(spec(file_of(tmp_path, ROWS)), folder)
-    check(found, lambda text: len(made.encode(text, add_special_tokens=False).ids))
+    lengths = measure(spec(file_of(tmp_path, ROWS)), folder)
+    check(lengths, lambda text: len(made.encode(text, add_special_tokens=False).ids))
 
 
 def test_tokenizer_model(pieces, tmp_path):
     folder, processor = pieces
-    found = measure(spec(file_of(tmp_path, ROWS)), folder)
-    check(found, lambda text: len(processor.encode(text)))
+    lengths = measure(spec(file_of(tmp_path, ROWS)), folder)
+    check(lengths, lambda text: len(processor.encode(text)))
 
 
-def check(found, count):
+def check(lengths, count):
     whole = sorted(count(row["content"]) + SPECIALS + count(row["summary"]) + 1 for row in ROWS)
-    assert found.rows == len(ROWS)
-    assert found.mean == pytest.approx(statistics.mean(whole))
-    assert (found.median, found.p95, found.longest) == (statistics.median(whole), whole[57], whole[-1])
-    assert found.cut == 0
+    assert lengths.rows == len(ROWS)
+    assert lengths.mean == pytest.approx(statistics.mean(whole))
+    assert (lengths.median, lengths.p95, lengths.longest) == (statistics.median(whole), whole[57], whole[-1])
+    assert lengths.cut == 0
     assert len(set(whole)) > 10
 
 
@@ -105,9 +105,9 @@ def test_long_rows_are_cut_as_training_cuts_them(fast, tmp_path):
     folder, made = fast
     data = file_of(tmp_path, [{"content": "a", "summary": "a"}, {"content": "a " * 50, "summary": "a"}])
     one = len(made.encode("a", add_special_tokens=False).ids)
-    found = measure(spec(data, source=20, target=9), folder)
-    assert (found.rows, found.longest, found.cut) == (2, 20 + one + 1, 0.5)
-    assert found.median == found.longest
+    lengths = measure(spec(data, source=20, target=9), folder)
+    assert (lengths.rows, lengths.longest, lengths.cut) == (2, 20 + one + 1, 0.5)
+    assert lengths.median == lengths.longest
 
 
 def test_a_row_of_just_that_length_is_not_cut(fast, tmp_path):
@@ -121,8 +121,8 @@ def test_a_row_of_just_that_length_is_not_cut(fast, tmp_path):
 def test_a_row_whose_both_ends_are_cut_counts_once(fast, tmp_path):
     folder, _ = fast
     data = file_of(tmp_path, [{"content": "a " * 50, "summary": "a " * 50}])
-    found = measure(spec(data, source=7, target=5), folder)
-    assert (found.longest, found.cut) == (12, 1.0)
+    lengths = measure(spec(data, source=7, target=5), folder)
+    assert (lengths.longest, lengths.cut) == (12, 1.0)
 
 
 def test_rows_that_training_leaves_out(fast, tmp_path):
@@ -145,9 +145,9 @@ def test_a_long_file_is_sampled_evenly(fast, tmp_path, monkeypatch):
     """Every step-th row from the first on, over the whole file, and no more than the limit."""
     monkeypatch.setattr(sequence_lengths, "MOST_ROWS", 20)
     rows = [{"content": "a", "summary": "a " * (60 if number % 4 == 0 else 1)} for number in range(61)]
-    found = measure(spec(file_of(tmp_path, rows)), fast[0])
-    assert found.rows == 16  # every fourth of 61
-    assert found.mean == found.longest > 60
+    lengths = measure(spec(file_of(tmp_path, rows)), fast[0])
+    assert lengths.rows == 16  # every fourth of 61
+    assert lengths.mean == lengths.longest > 60
 
 
 def test_many_rows_pass_in_several_parts(fast, tmp_path, monkeypatch):
@@ -253,6 +253,6 @@ def test_what_a_chat_template_writes_around_tools_is_counted(fast, tmp_path):
 def test_of_many_examples_an_even_sample(fast, tmp_path, monkeypatch):
     folder, _ = fast
     monkeypatch.setattr(sequence_lengths, "MOST_ROWS", 20)
-    found = example_lengths(spec(file_of(tmp_path, ROWS)), folder)
-    assert 10 <= len(found) <= 21
-    assert len(set(found)) > 5
+    lengths = example_lengths(spec(file_of(tmp_path, ROWS)), folder)
+    assert 10 <= len(lengths) <= 21
+    assert len(set(lengths)) > 5

@@ -16,8 +16,8 @@ TEMPLATE = (
 def test_what_transformers_gives_a_template_is_there(tmp_path):
     path = tmp_path / "模板.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
-    found = rendered(read_template(path), [{"role": "user", "content": "hi"}])
-    assert found == '<user>hi{"é": 1}<assistant>'
+    prompt = rendered(read_template(path), [{"role": "user", "content": "hi"}])
+    assert prompt == '<user>hi{"é": 1}<assistant>'
 
 
 @pytest.mark.parametrize(

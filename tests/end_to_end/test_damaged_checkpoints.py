@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,11 @@ from damage import (
     poisoned_and_marked,
     swap,
     train,
+    truncate,
 )
-from running import Done, cut_off, finish, same, starts_of
+from running import Done, cut_off, finish, held_at, same, starts_of, words_of
 
-from dsrun.job.layout import CHECKPOINTS
+from dsrun.job.layout import CHECKPOINTS, whole_checkpoints
 
 pytestmark = pytest.mark.slow
 ADVICE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -75,6 +78,25 @@ def test_the_run_goes_on_from_the_one_before(reference, dsrun_here, tmp_path):
     assert f"the run goes on from step-{OLDER}" in done.err
     assert "metrics.jsonl: 2 lines can't be read and left out" in done.err
     assert starts_of(run_dir)[-1] == OLDER
+    same(done.losses, reference.losses)
+
+
+def test_a_restart_goes_on_from_the_one_before(reference, dsrun_here, data, tmp_path):
+    """Nobody is asked: --max-restarts meets the damaged one by itself."""
+    run_dir = tmp_path / "run"
+    process = dsrun_here(*words_of("llama-tiny", run_dir), *data, "--max-restarts", "1")
+    ranks = held_at(process, run_dir, STEP + 1)
+    os.kill(ranks[0], signal.SIGSTOP)  # so that no newer one is written
+    older, newest = whole_checkpoints(run_dir)[-2:]
+    truncate(newest, "zero_pp_rank_1_mp_rank_00_optim_states.pt", older)
+    for pid in ranks.values():
+        os.kill(pid, signal.SIGKILL)
+    done = finish(process, run_dir)
+    assert (done.code, done.state) == (0, "finished"), done.err
+    assert "starting again" in done.err
+    assert f"{newest.name} is damaged: zero_pp_rank_1_mp_rank_00_optim_states.pt" in done.err
+    assert f"the run goes on from {older.name}" in done.err
+    assert starts_of(run_dir) == [0, int(older.name.removeprefix("step-"))]
     same(done.losses, reference.losses)
 
 

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from needed import since
 
 from dsrun import catalog
 from dsrun.data.chat_templates import CHAT_TEMPLATE
@@ -79,7 +78,6 @@ def test_the_published_counts():
     assert {name: by_name(name).parameters for name in PUBLISHED} == PUBLISHED
 
 
-@since(transformers="5.17")
 @pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
 def test_the_count_is_that_of_transformers_own_class(model):
     torch = pytest.importorskip("torch")
@@ -87,6 +85,7 @@ def test_the_count_is_that_of_transformers_own_class(model):
 
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.architecture))
+    network.tie_weights()  # transformers 5.0 leaves that out on this device
     assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
     rope = network.config.rope_parameters
     rope = rope.get("full_attention", rope)  # Gemma 3 has a table for each kind of layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from needed import needs, since
@@ -118,16 +119,32 @@ def test_the_tables_are_transformers_own():
         assert dict(transformers_code.table(name)) == dict(getattr(modeling_auto, name))
 
 
-@since(transformers="5.17")
 @pytest.mark.parametrize(
-    "name", ["llama", "glm", "gemma3_text", "gpt_oss", "bloom", "internlm3", "gpt2", "qwen3_moe"]
-)
+    "name",
+    [
+        "llama", "glm", "gemma3_text", "gpt_oss", "bloom", "gpt2", "qwen3_moe",
+        pytest.param("internlm3", marks=since(transformers="5.23")),
+    ],
+)  # fmt: skip
 def test_the_flags_are_those_of_the_class(name):
     import transformers
 
     known = getattr(transformers, str(transformers_code.causal_class(name)))
     for flag in ("_supports_sdpa", "_supports_flash_attn"):
         assert transformers_code.supports(name, flag) == getattr(known, flag)
+
+
+def test_who_caps_scores_has_no_sdpa():
+    """As read in the classes that hand caps to attention: encoder-decoders, which dsrun doesn't train, are left out."""
+    import transformers
+
+    folder = Path(transformers.__file__).parent / "models"
+    hands = "softcap=self.attn_logit_softcapping"
+    capped = {path.parent.name for path in folder.glob("*/modeling_*.py") if hands in path.read_text("utf-8")}
+    assert capped & set(transformers_code.table(transformers_code.CAUSAL)) == transformers_code.CAPPED
+    for name in transformers_code.CAPPED:
+        assert transformers_code.supports(name, "_supports_sdpa") is False
+        assert transformers_code.supports(name, "_supports_flash_attn")
 
 
 def test_an_unknown_model_type():

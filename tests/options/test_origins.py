@@ -32,7 +32,7 @@ def test_a_run_files_values_are_written_again_whatever_its_name(name, tmp_path):
 
 
 def test_what_set_says_is_written_by_set_alone(tmp_path):
-    asked = Resolved.by_user(FinetuneOptions, {"overrides": ["optimizer.params.lr=0.5"]})
-    asked = asked.with_layers(by_overrides(asked, asked.options.overrides))
-    assert asked.origins["lr"] == Origin(Source.COMMAND_LINE, "--set", through="overrides")
-    assert "\n# lr = 0.5  # command line: --set" in run_file.text("m", list(asked.rows()), tmp_path)
+    resolved = Resolved.by_user(FinetuneOptions, {"overrides": ["optimizer.params.lr=0.5"]})
+    resolved = resolved.with_layers(by_overrides(resolved, resolved.options.overrides))
+    assert resolved.origins["lr"] == Origin(Source.COMMAND_LINE, "--set", through="overrides")
+    assert "\n# lr = 0.5  # command line: --set" in run_file.text("m", list(resolved.rows()), tmp_path)

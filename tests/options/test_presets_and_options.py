@@ -80,13 +80,13 @@ def test_a_labs_preset_is_the_same_in_preset_and_finetune(dsrun, lab, base, step
     if not {"precision"} & set(step) and "--precision" not in options:
         words += ["--precision", "fp32"]  # else the devices decide, which `preset` knows nothing of
     printed = dsrun("preset", "labx", "--model", "llama-tiny", "--gpus", 2, *words)
-    said = dsrun("finetune", "llama-tiny", "--preset", "labx", "--gpus", 2, *words, "--dry-run", "--json")
-    assert said.code == printed.code, said.err
-    if said.code:  # a micro batch or accumulation that the step of 8 examples can't be divided by
-        assert said.err == printed.err
-        assert "The nearest that fits" in said.err
+    result = dsrun("finetune", "llama-tiny", "--preset", "labx", "--gpus", 2, *words, "--dry-run", "--json")
+    assert result.code == printed.code, result.err
+    if result.code:  # a micro batch or accumulation that the step of 8 examples can't be divided by
+        assert result.err == printed.err
+        assert "The nearest that fits" in result.err
         return
-    planned = json.loads(said.out)
+    planned = json.loads(result.out)
     job, origins = planned["job"], planned["options"]
     assert job["ds_config"] == json.loads(printed.out)
     assert job["training"]["lr"] == step.get("lr", 2e-3)
@@ -120,12 +120,12 @@ def test_what_memory_has_no_room_for_is_divided_alike(dsrun, monkeypatch, tmp_pa
     words = ("--preset", preset, "--gpus", 8, "--train-file", rows, "--dry-run", "--json")
     with monkeypatch.context() as on:
         on.setattr("dsrun.cluster.devices.detect", lambda _: here)
-        said = dsrun("finetune", "qwen3-8b", *words)
+        result = dsrun("finetune", "qwen3-8b", *words)
         printed = dsrun("preset", preset, "--model", "qwen3-8b", "--gpus", 8)
     named = dsrun(
         "preset", preset, "--model", "qwen3-8b", "--gpus", 8, "--gpu", gpu, "--host-memory", "512GiB"
     )
-    ran = json.loads(said.out)["job"]["ds_config"]
+    ran = json.loads(result.out)["job"]["ds_config"]
     assert json.loads(printed.out) == json.loads(named.out) == ran
     if split is None:
         assert "will run out of memory" in printed.err
@@ -150,15 +150,15 @@ def test_a_run_file(dsrun, tmp_path):
         'model = "llama-tiny"\nmicro_batch = 2\ngpus = 2\nlr = 1e-3\nmax_steps = 5\n', encoding="utf-8"
     )
     words = ("finetune", path, "--lr", "5e-4", "--dry-run", "--json")
-    found = json.loads(dsrun(*words).out)
-    assert found["job"]["model"]["name"] == "llama-tiny"
-    assert found["options"]["micro_batch"] == {"value": 2, "from": f"run file: {path}"}
-    assert found["options"]["lr"] == {"value": 5e-4, "from": "command line"}
-    assert found["job"]["training"]["max_steps"] == 5
+    result = json.loads(dsrun(*words).out)
+    assert result["job"]["model"]["name"] == "llama-tiny"
+    assert result["options"]["micro_batch"] == {"value": 2, "from": f"run file: {path}"}
+    assert result["options"]["lr"] == {"value": 5e-4, "from": "command line"}
+    assert result["job"]["training"]["max_steps"] == 5
     path.write_text("micro_bach = 2\n", encoding="utf-8")
-    said = dsrun("finetune", path, "llama-tiny", "--dry-run")
-    assert said.code == 1
-    assert "micro_batch" in said.err
+    result = dsrun("finetune", path, "llama-tiny", "--dry-run")
+    assert result.code == 1
+    assert "micro_batch" in result.err
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_a_run_file(dsrun, tmp_path):
     ],
 )
 def test_set_and_an_option_that_disagree(dsrun, words, flag):
-    said = dsrun("finetune", "llama-tiny", "--gpus", 2, "--dry-run", *words)
-    assert said.code == 1
-    assert flag in said.err
+    result = dsrun("finetune", "llama-tiny", "--gpus", 2, "--dry-run", *words)
+    assert result.code == 1
+    assert flag in result.err
 
 
 def test_set_is_heard_by_the_training(dsrun):
@@ -184,22 +184,22 @@ def test_set_is_heard_by_the_training(dsrun):
         "--dry-run",
         "--json",
     )
-    found = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, *words).out)
-    assert found["job"]["training"]["lr"] == 1e-3
-    assert found["job"]["ds_config"]["train_micro_batch_size_per_gpu"] == 2
-    assert found["job"]["ds_config"]["train_batch_size"] == 8
+    result = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, *words).out)
+    assert result["job"]["training"]["lr"] == 1e-3
+    assert result["job"]["ds_config"]["train_micro_batch_size_per_gpu"] == 2
+    assert result["job"]["ds_config"]["train_batch_size"] == 8
 
 
 def test_set_in_a_run_file_stands_where_the_run_file_does(dsrun, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('model = "llama-tiny"\noverrides = ["gradient_clipping=0.5"]\n', encoding="utf-8")
     words = ("finetune", path, "--gpus", 2, "--dry-run")
-    found = json.loads(dsrun(*words, "--json").out)
-    assert found["options"]["grad_clip"] == {"value": 0.5, "from": f"run file: {path}: --set"}
-    assert found["job"]["ds_config"]["gradient_clipping"] == 0.5
-    said = dsrun(*words, "--grad-clip", "2")
-    assert said.code == 1
-    assert "--grad-clip" in said.err
+    result = json.loads(dsrun(*words, "--json").out)
+    assert result["options"]["grad_clip"] == {"value": 0.5, "from": f"run file: {path}: --set"}
+    assert result["job"]["ds_config"]["gradient_clipping"] == 0.5
+    result = dsrun(*words, "--grad-clip", "2")
+    assert result.code == 1
+    assert "--grad-clip" in result.err
 
 
 def test_a_variable_is_a_source(dsrun, tmp_path, monkeypatch):
@@ -212,12 +212,12 @@ def test_a_variable_is_a_source(dsrun, tmp_path, monkeypatch):
 
 
 def test_explain_says_where_everything_comes_from(dsrun):
-    found = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain", "--json").out)["options"]
-    assert found["lr"]["from"].startswith("model file: ")
-    assert found["seed"] == {"value": 42, "from": "built-in default"}
-    assert found["precision"]["from"].startswith("derived")
+    result = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain", "--json").out)["options"]
+    assert result["lr"]["from"].startswith("model file: ")
+    assert result["seed"] == {"value": 42, "from": "built-in default"}
+    assert result["precision"]["from"].startswith("derived")
     text = dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain").out
-    assert len(text.splitlines()) == len(found)
+    assert len(text.splitlines()) == len(result)
 
 
 @pytest.mark.parametrize(
@@ -239,28 +239,28 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
     given = {
         str(key)[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)
     }
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
-    asked = asked.filled(Source.COMMAND_LINE, given)
-    found = asked.with_layers(by_devices(asked, ranks)).options
-    assert (found.micro_batch, found.grad_accum) == split
+    resolved = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    resolved = resolved.filled(Source.COMMAND_LINE, given)
+    result = resolved.with_layers(by_devices(resolved, ranks)).options
+    assert (result.micro_batch, result.grad_accum) == split
     expected = given.get("global_batch", 8) if "grad_accum" not in given or "global_batch" in given else None
-    assert found.global_batch == (expected or split[0] * split[1] * ranks)
-    assert found.micro_batch * found.grad_accum * ranks == found.global_batch
+    assert result.global_batch == (expected or split[0] * split[1] * ranks)
+    assert result.micro_batch * result.grad_accum * ranks == result.global_batch
 
 
 def test_a_micro_batch_that_the_loss_depends_on_is_not_divided():
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
-    assert by_devices(asked, 2, fixed_micro_batch=True).values["micro_batch"] == 4
+    resolved = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    assert by_devices(resolved, 2, fixed_micro_batch=True).values["micro_batch"] == 4
     with pytest.raises(DsrunError, match="micro batches of 4") as caught:
-        by_devices(asked, 4, fixed_micro_batch=True)
+        by_devices(resolved, 4, fixed_micro_batch=True)
     assert "--micro-batch 2" in caught.value.problems[0].hint
 
 
 def test_a_mean_of_micro_batches_is_not_packed():
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
-    assert by_loss(asked).values == {"packing": False}
+    resolved = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
+    assert by_loss(resolved).values == {"packing": False}
     with pytest.raises(DsrunError, match="packed"):
-        by_loss(asked.filled(Source.COMMAND_LINE, {"packing": True}, "--packing"))
+        by_loss(resolved.filled(Source.COMMAND_LINE, {"packing": True}, "--packing"))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_mean_of_micro_batches_is_not_packed():
     ],
 )
 def test_a_step_that_devices_cannot_share(ranks, given, advice):
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    resolved = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
     with pytest.raises(DsrunError) as caught:
-        by_devices(asked.filled(Source.COMMAND_LINE, given), ranks)
+        by_devices(resolved.filled(Source.COMMAND_LINE, given), ranks)
     assert advice in caught.value.problems[0].hint

@@ -25,27 +25,31 @@ LITTLE = '{"content": "a", "summary": "b"}\n' * 8
 
 def values_of(entry):
     """Values that an option takes."""
-    said = entry.option
+    option = entry.option
     if entry.choices:
-        found = st.sampled_from(entry.choices)
+        strategy = st.sampled_from(entry.choices)
     elif entry.kind is bool:
-        found = st.booleans()
+        strategy = st.booleans()
     elif entry.kind in (int, float):
-        low = said.at_least if said.at_least is not None else said.above
-        top = said.at_most if said.at_most is not None else said.below
+        low = option.at_least if option.at_least is not None else option.above
+        top = option.at_most if option.at_most is not None else option.below
         low, top = -100 if low is None else low, 1000 if top is None else top
-        found = st.integers(
-            int(low) + (said.above is not None), int(top) - (said.below is not None and top > 1)
+        strategy = st.integers(
+            int(low) + (option.above is not None), int(top) - (option.below is not None and top > 1)
         )
         if entry.kind is float:
-            found = st.floats(
-                low, top, exclude_min=said.above is not None, exclude_max=said.below is not None
+            strategy = st.floats(
+                low, top, exclude_min=option.above is not None, exclude_max=option.below is not None
             )
     else:
-        found = TEXTS.filter(lambda text: not run_file.REMOTE.match(text))
-        ending = LIST_SUFFIX if said.path == LIST_OR_FILE else ""
-        found = found.map(lambda text: f"dir/{text}{ending}") if entry.kind is Path or said.path else found
-    return st.lists(found, min_size=1, max_size=3) if entry.repeated else found
+        strategy = TEXTS.filter(lambda text: not run_file.REMOTE.match(text))
+        ending = LIST_SUFFIX if option.path == LIST_OR_FILE else ""
+        strategy = (
+            strategy.map(lambda text: f"dir/{text}{ending}")
+            if entry.kind is Path or option.path
+            else strategy
+        )
+    return st.lists(strategy, min_size=1, max_size=3) if entry.repeated else strategy
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -65,14 +69,14 @@ def test_what_is_written_is_read_back(tmp_path, monkeypatch, values):
             del values[one]
     (tmp_path / "conf").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    asked = Resolved.by_user(FinetuneOptions, values)
+    resolved = Resolved.by_user(FinetuneOptions, values)
     path = tmp_path / "conf" / "a lab's 运行.toml"
-    path.write_text(run_file.text("llama-tiny", asked.rows(), path.parent), encoding="utf-8")
-    found = run_file.read(path)
-    again = Resolved.built_in(FinetuneOptions).filled(Source.RUN_FILE, found.values, str(path))
-    assert found.model == "llama-tiny"
-    assert set(again.user) == set(asked.user)
-    for name, value in asked.user.items():
+    path.write_text(run_file.text("llama-tiny", resolved.rows(), path.parent), encoding="utf-8")
+    read_back = run_file.read(path)
+    again = Resolved.built_in(FinetuneOptions).filled(Source.RUN_FILE, read_back.values, str(path))
+    assert read_back.model == "llama-tiny"
+    assert set(again.user) == set(resolved.user)
+    for name, value in resolved.user.items():
         got = getattr(again.options, name)
         for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (value, got)), strict=True):
             if TABLE[name].kind is Path or TABLE[name].option.path:

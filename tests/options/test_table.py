@@ -114,24 +114,24 @@ def _is_literal(node: ast.expr) -> bool:
 
 def test_the_stronger_source_wins_in_any_order():
     def resolved(order):
-        asked = Resolved.built_in(FinetuneOptions)
+        known = Resolved.built_in(FinetuneOptions)
         for source, lr in order:
-            asked = asked.filled(source, {"lr": lr}, source.words)
-        return asked
+            known = known.filled(source, {"lr": lr}, source.words)
+        return known
 
-    said = [(source, (int(source) + 1) / 1000) for source in Source if source > Source.BUILT_IN]
-    for order in (said, said[::-1], [*said[3:], *said[:3]]):
-        asked = resolved(order)
-        assert asked.options.lr == said[-1][1]
-        assert asked.origins["lr"] == Origin(Source.COMMAND_LINE, "command line")
-    assert resolved(said[:1]).source("lr") == Source.DERIVED
+    layers = [(source, (int(source) + 1) / 1000) for source in Source if source > Source.BUILT_IN]
+    for order in (layers, layers[::-1], [*layers[3:], *layers[:3]]):
+        known = resolved(order)
+        assert known.options.lr == layers[-1][1]
+        assert known.origins["lr"] == Origin(Source.COMMAND_LINE, "command line")
+    assert resolved(layers[:1]).source("lr") == Source.DERIVED
     assert Resolved.built_in(FinetuneOptions).source("lr") == Source.BUILT_IN
 
 
 def test_none_says_nothing():
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"lr": None})
-    assert asked.options == FinetuneOptions()
-    assert not asked.said("lr")
+    known = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"lr": None})
+    assert known.options == FinetuneOptions()
+    assert not known.said("lr")
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_all_that_is_wrong_with_a_source_is_told_together():
 
 
 def test_two_ways_to_say_how_long():
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"epochs": 2.0})
-    steps = asked.filled(Source.COMMAND_LINE, {"max_steps": 7})
+    known = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"epochs": 2.0})
+    steps = known.filled(Source.COMMAND_LINE, {"max_steps": 7})
     assert (steps.options.epochs, steps.options.max_steps) == (None, 7)
     late = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"max_steps": 7})
     late = late.filled(Source.MODEL_FILE, {"epochs": 2.0})
     assert (late.options.epochs, late.options.max_steps) == (None, 7)
     with pytest.raises(DsrunError, match="--epochs and --max-steps"):
-        asked.filled(Source.COMMAND_LINE, {"epochs": 1.0, "max_steps": 3})
+        known.filled(Source.COMMAND_LINE, {"epochs": 1.0, "max_steps": 3})
 
 
 # Layers
@@ -185,12 +185,12 @@ def by_method(known: Resolved[FinetuneOptions]) -> Layer:
 
 
 def test_a_source_sees_what_those_before_it_gave():
-    asked = Resolved.built_in(FinetuneOptions)
-    found = resolve(asked, (by_preset, by_method))
+    known = Resolved.built_in(FinetuneOptions)
+    found = resolve(known, (by_preset, by_method))
     assert (found.known.options.lr, found.known.options.epochs) == (2e-4, 1.0)
     assert found.known.origins["lora_rank"] == Origin(Source.DERIVED, "--method lora")
     assert found.notes == ("a lab's",) and not found.problems
-    assert asked == Resolved.built_in(FinetuneOptions)
+    assert known == Resolved.built_in(FinetuneOptions)
 
 
 def test_no_source_is_asked_behind_one_that_is_refused():
@@ -209,19 +209,19 @@ def test_no_source_is_asked_behind_one_that_is_refused():
     ("method", "lr"), [("full", 1e-4), ("lora", 2e-4), ("qlora", 2e-4), ("ptuning", 2e-2)]
 )
 def test_the_learning_rate_is_the_methods(method, lr):
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"method": method})
-    asked = asked.with_layers(derived.by_method(asked))
+    known = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"method": method})
+    known = known.with_layers(derived.by_method(known))
     own = derived.of_model_file({"lr": 3e-3, "epochs": 1.0}, method)
-    assert asked.options.lr == lr
-    assert asked.filled(Source.MODEL_FILE, own).options.lr == (3e-3 if method == "full" else lr)
+    assert known.options.lr == lr
+    assert known.filled(Source.MODEL_FILE, own).options.lr == (3e-3 if method == "full" else lr)
 
 
 def test_the_recipe_takes_the_place_of_every_default_and_no_more():
-    asked = Resolved.built_in(FinetuneOptions).filled(
+    known = Resolved.built_in(FinetuneOptions).filled(
         Source.MODEL_FILE, {"lr": 5e-3, "max_source_length": 512}
     )
-    asked = asked.filled(Source.COMMAND_LINE, {"official": True, "max_steps": 8, "micro_batch": 2})
-    options = asked.with_layers(derived.by_recipe(asked)).options
+    known = known.filled(Source.COMMAND_LINE, {"official": True, "max_steps": 8, "micro_batch": 2})
+    options = known.with_layers(derived.by_recipe(known)).options
     assert (options.lr, options.max_source_length, options.grad_clip, options.packing) == (
         1e-4,
         64,
@@ -242,10 +242,10 @@ def test_the_recipe_refuses_to_be_contradicted(name, source):
         "packing": True,
         "train_on_prompt": True,
     }
-    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"official": True})
+    known = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"official": True})
     with pytest.raises(DsrunError, match=entries(FinetuneOptions)[name].flag):
-        derived.by_recipe(asked.filled(source, {name: other[name]}, "somewhere"))
-    derived.by_recipe(asked.filled(source, {name: derived.RECIPE[name]}, "somewhere"))
+        derived.by_recipe(known.filled(source, {name: other[name]}, "somewhere"))
+    derived.by_recipe(known.filled(source, {name: derived.RECIPE[name]}, "somewhere"))
 
 
 def test_a_group_is_selected_by_name():

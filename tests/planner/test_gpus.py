@@ -121,7 +121,7 @@ def test_a_broken_file_says_everything_at_once(lab):
     problems = raised.value.problems
     assert {problem.where for problem in problems} == {str(path)}
     assert all(problem.hint for problem in problems)
-    assert [problem.what.split()[0] for problem in problems] == [*gpus.RIGHT, "pcie_gbs", "price"]
+    assert [problem.what.split()[0] for problem in problems] == [*gpus.CHECKS, "pcie_gbs", "price"]
     assert "pcie_gb_s" in problems[-2].hint
 
 

@@ -1,4 +1,4 @@
-"""Which layouts there are, what a rank's part of each takes, and that the ones which are known to be used come out."""
+"""The layouts that there are, the memory of a rank's part of each, and that those in use elsewhere come out."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from needed import since
 
 from dsrun import catalog
 from dsrun.config.presets.build import Options, build_config
@@ -126,6 +127,7 @@ def test_deepspeeds_defaults_are_its_own(stage):
     assert found["sub_group"] == zero.sub_group_size
 
 
+@since(deepspeed="0.19.8")  # before, memory is not pinned unless asked
 def test_deepspeeds_defaults_of_offload_are_its_own():
     offload = pytest.importorskip("deepspeed.runtime.zero.offload_config")
     own = offload.DeepSpeedZeroOffloadOptimizerConfig()

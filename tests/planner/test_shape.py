@@ -62,7 +62,7 @@ BASE = {
     "bloom": {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 100},
     "falcon": FALCON,
     "mpt": {"d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 100, "max_seq_len": 40},
-    "phi": PLAIN,
+    "phi": {**PLAIN, "pad_token_id": None},  # transformers 5.0 asks for it
     "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**MIXED, "num_experts": 4, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {**MIXED, "num_experts": 4, "head_dim": 32},
@@ -207,6 +207,7 @@ def transformers_count(values):
     made = transformers.AutoConfig.for_model(**values)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(made)
+    model.tie_weights()  # transformers 5.0 leaves that out on this device
     whole, saved = (json.loads(made.to_json_string(use_diff=short)) for short in (False, True))
     return sum(weight.numel() for weight in model.parameters()), whole, saved
 

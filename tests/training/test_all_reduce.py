@@ -21,7 +21,7 @@ INFINIBAND = "n:7:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE
 
 
 @pytest.mark.parametrize(
-    ("said", "way"),
+    ("log", "way"),
     [
         (SOCKET, "eth0 (Socket), ib-0.8 (Socket)"),
         (INFINIBAND, "mlx5_0 (IB), mlx5_1 (IB)"),
@@ -29,17 +29,17 @@ INFINIBAND = "n:7:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE
         ("", ""),
     ],
 )
-def test_the_way_that_nccl_takes(said, way):
-    assert smoke.interface_in(said) == way
+def test_the_way_that_nccl_takes(log, way):
+    assert smoke.interface_in(log) == way
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
 def test_every_pair_of_hosts_meets_once_and_nobody_twice_at_a_time(count):
-    found = list(smoke_parts.rounds(count))
-    assert sorted(pair for matched in found for pair in matched) == [
+    whole = list(smoke_parts.rounds(count))
+    assert sorted(pair for matched in whole for pair in matched) == [
         (one, other) for one in range(count) for other in range(one + 1, count)
     ]
-    assert all(len({host for pair in matched for host in pair}) == 2 * len(matched) for matched in found)
+    assert all(len({host for pair in matched for host in pair}) == 2 * len(matched) for matched in whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -67,8 +67,8 @@ def test_a_device_that_multiplies_wrongly(monkeypatch):
 
     monkeypatch.setattr(smoke_parts, "SECONDS", {"cpu": 0.0})
     monkeypatch.setattr(smoke_parts, "known_product", known)
-    found = smoke_parts.card(torch.device("cpu"))
-    assert found["wrong"] == found["nans"] == 512
+    result = smoke_parts.card(torch.device("cpu"))
+    assert result["wrong"] == result["nans"] == 512
 
 
 RANKS = """
@@ -94,8 +94,8 @@ def ranks(environ, tmp_path, **more):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600) for process in started]
-    return [(process.returncode, *texts) for process, texts in zip(started, said, strict=True)]
+    outputs = [process.communicate(timeout=600) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, outputs, strict=True)]
 
 
 @pytest.mark.slow
@@ -103,14 +103,14 @@ def ranks(environ, tmp_path, **more):
 def test_two_ranks(environ, tmp_path):
     first, second = ranks(environ, tmp_path)
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
-    found = json.loads(first[1])
+    result = json.loads(first[1])
     assert second[1] == ""
-    assert (found["smoke"], found["backend"], found["ranks"], found["interface"]) == (1, "gloo", 2, "lo")
-    assert found["bytes"] == 8 << 20
-    assert found["bus_gb_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9)
-    assert 0 < found["small_us"] < 1e6 and found["count"] >= 1
-    assert [card["wrong"] for card in found["cards"]] == [0, 0]
-    assert found["pairs"] == []
+    assert (result["smoke"], result["backend"], result["ranks"], result["interface"]) == (1, "gloo", 2, "lo")
+    assert result["bytes"] == 8 << 20
+    assert result["bus_gb_s"] == pytest.approx(result["bytes"] / result["seconds"] / 1e9)
+    assert 0 < result["small_us"] < 1e6 and result["count"] >= 1
+    assert [card["wrong"] for card in result["cards"]] == [0, 0]
+    assert result["pairs"] == []
 
 
 @pytest.mark.slow

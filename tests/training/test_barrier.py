@@ -91,30 +91,30 @@ def ranks(environ, folder, code: str, *words: str) -> list[tuple[int, str]]:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600)[1] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    output = [process.communicate(timeout=600)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, output, strict=True)]
 
 
 @pytest.mark.full
 def test_a_plain_barrier_gives_up(environ, tmp_path):
-    _, (code, said) = ranks(environ, tmp_path, PLAIN)
-    assert code and "timed out" in said.lower(), said
+    _, (code, output) = ranks(environ, tmp_path, PLAIN)
+    assert code and "timed out" in output.lower(), output
 
 
 @pytest.mark.full
 def test_this_one_waits(environ, tmp_path):
-    for code, said in ranks(environ, tmp_path, WAITING):
-        assert code == 0, said
+    for code, output in ranks(environ, tmp_path, WAITING):
+        assert code == 0, output
 
 
 def test_an_export_that_rank_0_writes_for_long(environ, tmp_path):
-    for code, said in ranks(environ, tmp_path, EXPORTING):
-        assert code == 0, said
+    for code, output in ranks(environ, tmp_path, EXPORTING):
+        assert code == 0, output
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_checkpoint_whose_weights_rank_0_writes_for_long(environ, tmp_path, plain):
-    _, (code, said) = ranks(environ, tmp_path, SAVING, *["plain"] * plain)
-    assert ("timed out" in said.lower()) is plain, said
-    assert bool(code) is plain, said
+    _, (code, output) = ranks(environ, tmp_path, SAVING, *["plain"] * plain)
+    assert ("timed out" in output.lower()) is plain, output
+    assert bool(code) is plain, output

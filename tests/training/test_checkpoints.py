@@ -277,16 +277,16 @@ def flipped(file: Path) -> None:
 
 
 def test_the_newest_whole_one(tmp_path):
-    job, said = a_job(tmp_path, keep=9), []
-    assert checkpoint.choose(job, said.append) is None
+    job, notes = a_job(tmp_path, keep=9), []
+    assert checkpoint.choose(job, notes.append) is None
     one, two, three, four = written(job, 2, 4, 6, 8)
-    assert checkpoint.choose(job, said.append) == four
-    assert said == []
+    assert checkpoint.choose(job, notes.append) == four
+    assert notes == []
     flipped(four / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     (three / "mp_rank_00_model_states.pt").unlink()
-    assert checkpoint.choose(job, said.append) == two
-    assert [line.partition(":")[0] for line in said] == ["step-6 is damaged", "step-8 is damaged"]
-    assert all(line.endswith("the run goes on from step-4") for line in said)
+    assert checkpoint.choose(job, notes.append) == two
+    assert [line.partition(":")[0] for line in notes] == ["step-6 is damaged", "step-8 is damaged"]
+    assert all(line.endswith("the run goes on from step-4") for line in notes)
     assert whole(tmp_path) == [one.name, two.name]
     assert [state.damaged for state in states(tmp_path)] == [False, False, True, True]
     written(job, 6)
@@ -294,11 +294,11 @@ def test_the_newest_whole_one(tmp_path):
 
 
 def test_one_that_was_cut_short_is_named(tmp_path):
-    job, said = a_job(tmp_path, keep=9), []
+    job, notes = a_job(tmp_path, keep=9), []
     one, two = written(job, 2, 4)
     (two / MARK).unlink()
-    assert checkpoint.choose(job, said.append) == one
-    assert said == ["step-4 is incomplete: it was not written to its end: the run goes on from step-2"]
+    assert checkpoint.choose(job, notes.append) == one
+    assert notes == ["step-4 is incomplete: it was not written to its end: the run goes on from step-2"]
 
 
 def test_none_can_be_read(tmp_path):
@@ -315,38 +315,38 @@ def test_none_can_be_read(tmp_path):
 
 
 def test_one_that_the_user_names(tmp_path):
-    job, said = a_job(tmp_path, keep=9), []
+    job, notes = a_job(tmp_path, keep=9), []
     _, two, _ = written(job, 2, 4, 6)
     put_choice(tmp_path, CheckpointChoice(4))
-    assert checkpoint.choose(job, said.append) == two
-    assert said == ["step-6 is put aside: the run goes on from step-4"]
+    assert checkpoint.choose(job, notes.append) == two
+    assert notes == ["step-6 is put aside: the run goes on from step-4"]
     assert whole(tmp_path) == ["step-2", "step-4"]
     written(job, 6)
-    assert checkpoint.choose(job, said.append).name == "step-6", (
+    assert checkpoint.choose(job, notes.append).name == "step-6", (
         "a restart goes on from what was written since"
     )
     put_choice(tmp_path, CheckpointChoice(4))
     flipped(two / "mp_rank_00_model_states.pt")
     with pytest.raises(TrainingError, match="is damaged: the digest of mp_rank_00") as caught:
-        checkpoint.choose(job, said.append)
+        checkpoint.choose(job, notes.append)
     assert "Take another: --checkpoint N (there are: 2, 6)." in str(caught.value)
     assert len(whole(tmp_path)) == 3, "nothing is put aside for a checkpoint that can't be taken"
     put_choice(tmp_path, CheckpointChoice(5))
     with pytest.raises(TrainingError, match="no whole checkpoint after step 5"):
-        checkpoint.choose(job, said.append)
+        checkpoint.choose(job, notes.append)
 
 
 def test_without_digests_sizes_and_names_are_looked_at(tmp_path):
-    job, said = a_job(tmp_path, keep=9), []
+    job, notes = a_job(tmp_path, keep=9), []
     one, two = written(job, 2, 4)
     put_choice(tmp_path, CheckpointChoice(digests=False))
     content = (two / "mp_rank_00_model_states.pt").read_bytes()
     place = content.index(torch.full((50,), 4.0).numpy().tobytes()) + 7
     (two / "mp_rank_00_model_states.pt").write_bytes(content[:place] + b"\1" + content[place + 1 :])
-    assert checkpoint.choose(job, said.append) == two
+    assert checkpoint.choose(job, notes.append) == two
     (two / "mp_rank_00_model_states.pt").write_bytes(bytes(len(content)))
-    assert checkpoint.choose(job, said.append) == one
-    assert "mp_rank_00_model_states.pt" in said[0]
+    assert checkpoint.choose(job, notes.append) == one
+    assert "mp_rank_00_model_states.pt" in notes[0]
 
 
 def test_what_may_be_over_in_a_minute_is_no_damage(tmp_path, monkeypatch):
@@ -549,15 +549,15 @@ def shares(ranks: int) -> list[list[Piece]]:
 def runs(ranks: int) -> list[list[Piece]]:
     """As stages 1 and 2: all weights in a row, cut into equal parts, of which the last may be padded."""
     part = -(-sum(SIZES.values()) // ranks)
-    found: list[list[Piece]] = [[] for _ in range(ranks)]
+    pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     for piece in resharding._in_a_row(SIZES):
         done = 0
         while done < piece.count:
             rank, place = divmod(piece.offset + done, part)
             count = min(piece.count - done, part - place)
-            found[rank].append(Piece(piece.name, done, place, count))
+            pieces[rank].append(Piece(piece.name, done, place, count))
             done += count
-    return found
+    return pieces
 
 
 def apart(ranks: int) -> list[list[Piece]]:
@@ -709,17 +709,17 @@ def test_whole_weights_of_what_stage_3_divided(tmp_path, ranks):
         torch.save({"optimizer_state_dict": state}, tmp_path / f"bf16_{name}_optim_states.pt")
         shapes = [{name: tensor.shape for name, tensor in wanted.items()}]
         torch.save({"module": {}, "param_shapes": shapes}, tmp_path / f"{name}_model_states.pt")
-    found = resharding.trained_weights(tmp_path)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    read = resharding.trained_weights(tmp_path)
+    assert read.keys() == wanted.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in wanted.items())
 
 
 def test_whole_weights_of_the_other_stages(tmp_path):
     weights = {"a": torch.arange(6.0), "b": torch.ones(2, 3)}
     torch.save({"module": {**weights, "count": 3}}, tmp_path / "mp_rank_00_model_states.pt")
-    found = resharding.trained_weights(tmp_path)
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    read = resharding.trained_weights(tmp_path)
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
 
 
 def test_weights_in_swap_files_are_not_whole(tmp_path):

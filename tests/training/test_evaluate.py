@@ -88,7 +88,7 @@ def test_a_kernel_is_told_the_borders_of_an_example_by_itself():
     job = SimpleNamespace(
         micro_batch=1, dp_size=1, dp_index=lambda rank: rank, parallel=SimpleNamespace(sp=1)
     )
-    found = evaluation_loss(Engine(), job, examples, 0)
+    evaluation = evaluation_loss(Engine(), job, examples, 0)
     assert sorted(calls) == [(1, True), (2, False)]
     losses = []
     for example in range(3):
@@ -96,4 +96,4 @@ def test_a_kernel_is_told_the_borders_of_an_example_by_itself():
         with torch.no_grad():
             mean = float(model(input_ids=ids, labels=labels).loss)
         losses.append(mean * examples.target_tokens(example))
-    assert found == pytest.approx(sum(losses) / 34, abs=1e-5)
+    assert evaluation == pytest.approx(sum(losses) / 34, abs=1e-5)

@@ -87,12 +87,12 @@ def test_the_exported_template_asks_as_in_training(make, tmp_path, rows, fields,
     tokenise(tmp_path / "rows.jsonl", job.data, encoder_of(job), tmp_path / "rows.arrow")
     tokenizer, _ = tokenizer_of(job)
     assert served_with(job, tokenizer) == served
-    asked = tokenizer.apply_chat_template(
+    prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "q"}], tokenize=False, add_generation_prompt=True
     )
     closed = "<think></think>" if served.get("enable_thinking") is False else ""
-    assert asked == f"<im>user q</im><im>assistant {closed}"
-    told = tokenizer.apply_chat_template(
+    assert prompt == f"<im>user q</im><im>assistant {closed}"
+    prompt_with_default = tokenizer.apply_chat_template(
         [{"role": "user", "content": "q"}], tokenize=False, add_generation_prompt=True, enable_thinking=True
     )
-    assert told == "<im>user q</im><im>assistant "
+    assert prompt_with_default == "<im>user q</im><im>assistant "

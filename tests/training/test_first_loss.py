@@ -20,11 +20,11 @@ def lines(losses, first: int = 1) -> list[dict]:
 )
 def test_far_from_the_last_one(loss, far):
     known = loss_before([*lines(FALLING), {"step": 12, "eval_loss": 99.0}], 12)
-    said = known.surprise(13, loss)
-    assert bool(said) == far
+    note = known.surprise(13, loss)
+    assert bool(note) == far
     if far:
-        assert f"{loss:.4g} in step 13" in said and "that of step 12 was 6.417" in said
-        assert "--checkpoint N" in said
+        assert f"{loss:.4g} in step 13" in note and "that of step 12 was 6.417" in note
+        assert "--checkpoint N" in note
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_far_from_the_last_one(loss, far):
 )
 def test_a_step_that_was_taken_before(loss, far):
     known = loss_before(lines([*FALLING, 6.039, 5.9]), 12)
-    said = known.surprise(13, loss)
-    assert bool(said) == far
-    assert not far or "it was 6.039" in said
+    note = known.surprise(13, loss)
+    assert bool(note) == far
+    assert not far or "it was 6.039" in note
 
 
 def test_too_little_is_known():

@@ -48,8 +48,8 @@ def test_the_routers_losses_are_averaged_over_micro_batches(name, mean):
 
 
 def test_an_evaluation_counts_tokens_alone():
-    found = sum(loss.target_loss(Mixture(), {"losses": torch.tensor(batch)}, 6) for batch in BATCHES)
-    assert float(found) == pytest.approx(27 / 6)
+    entropy = sum(loss.target_loss(Mixture(), {"losses": torch.tensor(batch)}, 6) for batch in BATCHES)
+    assert float(entropy) == pytest.approx(27 / 6)
 
 
 def test_a_routers_loss_without_a_weight_is_refused():

@@ -16,13 +16,13 @@ def check(precision: str, **fp16) -> LossCheck:
     return LossCheck(SimpleNamespace(precision=precision, training=training, ds_config={"fp16": fp16}))
 
 
-def stopped_at(one: LossCheck, losses: list[float], scales: list[float | None]) -> int | None:
+def stopped_at(loss_check: LossCheck, losses: list[float], scales: list[float | None]) -> int | None:
     """The step that is the last, None where all are taken."""
     for step, (loss, scale) in enumerate(zip(losses, scales, strict=True), 1):
         try:
-            one.training(step, loss, scale)
+            loss_check.training(step, loss, scale)
         except TrainingError as error:
-            since = next(number for number, one in enumerate(losses[:step], 1) if not isfinite(one))
+            since = next(number for number, loss in enumerate(losses[:step], 1) if not isfinite(loss))
             assert str(error).startswith(f"loss is not finite since step {since}\n")
             return step
     return None
@@ -50,12 +50,12 @@ def test_fp16_stops_at_the_lowest_scale(fp16, lowest):
 
 
 def gradients(
-    one: LossCheck, norms: list[float | None], scales: list[float | None], skipped: list[int]
+    loss_check: LossCheck, norms: list[float | None], scales: list[float | None], skipped: list[int]
 ) -> tuple[int, str] | None:
     """The last step and what is said of it, where every loss is a number."""
     for step, (norm, scale, count) in enumerate(zip(norms, scales, skipped, strict=True), 1):
         try:
-            one.training(step, 2.0, scale, norm=norm, skipped=count)
+            loss_check.training(step, 2.0, scale, norm=norm, skipped=count)
         except TrainingError as error:
             return step, error.problems[0].what
     return None
@@ -64,44 +64,44 @@ def gradients(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("bad", [nan, inf, -1.0])
 def test_a_gradient_that_was_stepped_with(precision, bad):
-    found = gradients(check(precision), [3.0, None, bad, 1.0], [None] * 4, [0] * 4)
-    assert found == (3, "gradient is not finite since step 3")
+    end = gradients(check(precision), [3.0, None, bad, 1.0], [None] * 4, [0] * 4)
+    assert end == (3, "gradient is not finite since step 3")
 
 
 def test_steps_that_are_skipped_are_waited_for():
     """DeepSpeed leaves the weights as they were."""
     some = [1.0, *[inf] * (PATIENCE - 1), 1.0]
     assert gradients(check("bf16"), some, [None] * len(some), [0, 1, 2, 3, 4, 4]) is None
-    found = gradients(check("bf16"), [1.0, *[inf] * 9], [None] * 10, list(range(10)))
-    assert found == (1 + PATIENCE, "gradient is not finite since step 2")
+    end = gradients(check("bf16"), [1.0, *[inf] * 9], [None] * 10, list(range(10)))
+    assert end == (1 + PATIENCE, "gradient is not finite since step 2")
 
 
 def test_skipped_steps_of_an_earlier_part_of_the_run_do_not_count():
-    one = check("fp32")
-    one.training(31, 2.0, None, norm=1.0, skipped=7)
-    assert not one.troubled
+    loss_check = check("fp32")
+    loss_check.training(31, 2.0, None, norm=1.0, skipped=7)
+    assert not loss_check.troubled
 
 
 def test_fp16_overflows_at_the_lowest_scale_for_a_few_steps():
     scales = [4.0, 2.0, *[1.0] * 9]
-    found = gradients(check("fp16"), [inf] * 11, scales, list(range(1, 12)))
-    assert found == (PATIENCE, "gradient is not finite since step 1")
+    end = gradients(check("fp16"), [inf] * 11, scales, list(range(1, 12)))
+    assert end == (PATIENCE, "gradient is not finite since step 1")
 
 
 def test_the_lowest_scale_is_given_up():
-    one = check("fp16")
-    one.training(3, nan, 2.0)
-    assert one.given_up(4).problems[0].what == "loss is not finite since step 3"
+    loss_check = check("fp16")
+    loss_check.training(3, nan, 2.0)
+    assert loss_check.given_up(4).problems[0].what == "loss is not finite since step 3"
 
 
 def test_no_time_for_a_checkpoint():
-    one = check("fp16")
-    one.training(1, 2.0, 8.0, norm=1.0)
-    assert not one.troubled
-    one.training(2, 2.0, 4.0, norm=inf, skipped=1)
-    assert one.troubled
-    one.training(3, 2.0, 4.0, norm=1.0, skipped=1)
-    assert not one.troubled
+    loss_check = check("fp16")
+    loss_check.training(1, 2.0, 8.0, norm=1.0)
+    assert not loss_check.troubled
+    loss_check.training(2, 2.0, 4.0, norm=inf, skipped=1)
+    assert loss_check.troubled
+    loss_check.training(3, 2.0, 4.0, norm=1.0, skipped=1)
+    assert not loss_check.troubled
 
 
 def test_a_gradient_overflow_alone_is_normal():
@@ -111,10 +111,10 @@ def test_a_gradient_overflow_alone_is_normal():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_an_evaluation(precision):
-    one = check(precision)
-    one.evaluation(0, 3.0)
+    loss_check = check(precision)
+    loss_check.evaluation(0, 3.0)
     with pytest.raises(TrainingError, match=r"loss is not finite since step 4\n.*evaluation"):
-        one.evaluation(4, nan)
+        loss_check.evaluation(4, nan)
 
 
 @pytest.mark.parametrize(("precision", "named"), [("fp16", "bf16"), ("bf16", "fp32"), ("fp32", "--lr")])

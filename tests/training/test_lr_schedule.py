@@ -58,8 +58,8 @@ def test_a_warm_up_and_a_cosine():
 
 
 def test_a_run_that_ends_within_its_warm_up_is_said():
-    said = warmup_note(job(warmup_steps=20).training, 5)
-    assert "20 steps, and the run 5" in said and "0.2 " in said
+    note = warmup_note(job(warmup_steps=20).training, 5)
+    assert "20 steps, and the run 5" in note and "0.2 " in note
     assert "never goes beyond 0 " in warmup_note(job(warmup_ratio=0.03).training, 1)
     assert not warmup_note(job(warmup_steps=4).training, 5)
     assert not warmup_note(job(warmup_steps=0).training, 1)

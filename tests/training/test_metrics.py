@@ -51,10 +51,10 @@ def f_score(overlap: int, predicted: int, wanted: int) -> float:
 
 def rouge_n(prediction: list[str], reference: list[str], n: int) -> float:
     """F over the sets of n-grams of words."""
-    found, wanted = (
+    given, wanted = (
         {tuple(text[i : i + n]) for i in range(len(text) - n + 1)} for text in (prediction, reference)
     )
-    return f_score(len(found & wanted), len(found), len(wanted))
+    return f_score(len(given & wanted), len(given), len(wanted))
 
 
 def rouge_l(prediction: list[str], reference: list[str]) -> float:
@@ -73,9 +73,9 @@ def bleu_4(prediction: str, reference: str) -> float:
         return 0.0
     total, misses = 0.0, 0
     for n in range(1, 5):
-        found = Counter(prediction[i : i + n] for i in range(len(prediction) - n + 1))
+        given = Counter(prediction[i : i + n] for i in range(len(prediction) - n + 1))
         wanted = Counter(reference[i : i + n] for i in range(len(reference) - n + 1))
-        matches, count = (found & wanted).total(), max(1, found.total())
+        matches, count = (given & wanted).total(), max(1, given.total())
         if not matches:
             misses += 1
         total += math.log(matches / count if matches else 1 / (2**misses * count)) / 4
@@ -85,13 +85,13 @@ def bleu_4(prediction: str, reference: str) -> float:
 
 @pytest.mark.parametrize(("prediction", "reference"), PAIRS)
 def test_scores_are_what_they_are_defined_as(prediction, reference):
-    found = score_pair(prediction, reference)
+    scores = score_pair(prediction, reference)
     split, wanted = words(prediction), words(reference)
     defined = {
         "rouge-1": rouge_n(split, wanted, 1), "rouge-2": rouge_n(split, wanted, 2), "rouge-l": rouge_l(split, wanted),
         "bleu-4": bleu_4(prediction, reference),
     }  # fmt: skip
-    assert {name: found[name] / 100 for name in NAMES} == pytest.approx(defined, abs=2e-6)
+    assert {name: scores[name] / 100 for name in NAMES} == pytest.approx(defined, abs=2e-6)
 
 
 def test_the_best_and_the_worst():
@@ -119,10 +119,10 @@ def test_odd_predictions_are_no_crash(odd):
 def test_scores_are_rounded_and_then_averaged():
     predictions, references = zip(*PAIRS, strict=True)
     each = [score_pair(*pair) for pair in PAIRS]
-    found = score(predictions, references)
+    scores = score(predictions, references)
     for name in NAMES:
         assert all(entry[name] == round(entry[name], 4) for entry in each)
-        assert found[name] == pytest.approx(sum(entry[name] for entry in each) / len(each), abs=1e-4)
+        assert scores[name] == pytest.approx(sum(entry[name] for entry in each) / len(each), abs=1e-4)
 
 
 def test_an_empty_one_counts_in_the_mean():
@@ -149,11 +149,11 @@ def test_classes_are_few_different_answers():
 def test_classes_are_counted():
     references = ["sport"] * 6 + ["food"] * 3 + ["art"]
     predictions = ["sport", "sport", "Sport.", " sport\n", "food", "a sport", "food", "food", "art", "sport"]
-    found = score(predictions, references, CLASS_METRICS)
-    assert found["exact-match"] == 50.0  # "Sport." is the class, and not the answer to the letter
-    assert found["accuracy"] == 60.0
+    scores = score(predictions, references, CLASS_METRICS)
+    assert scores["exact-match"] == 50.0  # "Sport." is the class, and not the answer to the letter
+    assert scores["accuracy"] == 60.0
     sport, food, art = 2 * 4 / (6 + 5), 2 * 2 / (3 + 3), 0.0
-    assert found["macro-f1"] == pytest.approx(100 * (sport + food + art) / 3, abs=1e-4)
+    assert scores["macro-f1"] == pytest.approx(100 * (sport + food + art) / 3, abs=1e-4)
 
 
 def test_classes_that_are_signs_alone_stay_apart():

@@ -49,10 +49,10 @@ def test_values_are_read(tmp_path, zipped, mapped):
         "stage": ZeroStageEnum.gradients, "scaler": LossScaler(scale=2.0), "type": torch.bfloat16,
     }  # fmt: skip
     torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
-    found = pickles.load(tmp_path / "a.pt", mapped=mapped)
-    assert torch.equal(found["a"], content["a"])
-    assert found["scaler"].cur_scale == 2.0
-    assert [found[name] for name in ("b", "d", "stage", "type")] == [
+    loaded = pickles.load(tmp_path / "a.pt", mapped=mapped)
+    assert torch.equal(loaded["a"], content["a"])
+    assert loaded["scaler"].cur_scale == 2.0
+    assert [loaded[name] for name in ("b", "d", "stage", "type")] == [
         content[name] for name in ("b", "d", "stage", "type")
     ]
 
@@ -86,8 +86,10 @@ def test_deepspeed_reads_like_that(tmp_path, trace):
         tmp_path / "a.pt", lambda path: engine.checkpoint_engine.load(str(path), map_location="cpu"), "mkdir"
     )
     torch.save({"a": torch.ones(2)}, tmp_path / "b.pt")
-    found = engine.checkpoint_engine.load(str(tmp_path / "b.pt"), map_location=lambda storage, place: storage)
-    assert torch.equal(found["a"], torch.ones(2))
+    content = engine.checkpoint_engine.load(
+        str(tmp_path / "b.pt"), map_location=lambda storage, place: storage
+    )
+    assert torch.equal(content["a"], torch.ones(2))
     assert not trace.exists()
 
 
@@ -140,10 +142,8 @@ def stored(tmp_path) -> Path:
     folder = tmp_path / "step-2"
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(
-        {"model.a": torch.arange(4.0), "step": torch.tensor(2)}, storage_writer=dcp.FileSystemWriter(folder),
-        no_dist=True,
-    )  # fmt: skip
+    tensors = {"model.a": torch.arange(4.0), "step": torch.tensor(2)}
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))  # there are no ranks, so that it asks none
     return folder
 
 
@@ -156,9 +156,9 @@ def test_the_metadata_of_any_python(stored, protocol, by, monkeypatch):
     def reduced(self, _):
         return (getattr, (type(self), self.name)) if by == "getattr" else (type(self), (self.value,))
 
-    found = pickles.load_metadata(stored / ".metadata")
+    loaded = pickles.load_metadata(stored / ".metadata")
     monkeypatch.setattr(ENCODING, "__reduce_ex__", reduced)
-    content = pickle.dumps(found, protocol)
+    content = pickle.dumps(loaded, protocol)
     assert (b"getattr" in content) == (by == "getattr")
     (stored / ".metadata").write_bytes(content)
     weight = torch.zeros(4)
@@ -184,9 +184,9 @@ def test_metadata_that_call_a_tensor_something_else(stored, trace):
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     torch.save(Call(os.mkdir, str(trace)), stored / "__1_0.distcp")
-    found = pickles.load_metadata(stored / ".metadata")
-    found.state_dict_metadata["model.a"] = BytesStorageMetadata()
-    (stored / ".metadata").write_bytes(pickle.dumps(found))
+    loaded = pickles.load_metadata(stored / ".metadata")
+    loaded.state_dict_metadata["model.a"] = BytesStorageMetadata()
+    (stored / ".metadata").write_bytes(pickle.dumps(loaded))
     with pytest.raises(pickles.CodeRefusedError, match="BytesStorageMetadata"):
         sharded_files.load(stored, {"model.a": torch.zeros(4)}, alone=True)
     item = SimpleNamespace(storage_index=SimpleNamespace(fqn="model.a"))
@@ -202,10 +202,10 @@ def test_metadata_that_call_a_tensor_something_else(stored, trace):
 def test_metadata_that_lead_elsewhere(stored, place):
     import dataclasses
 
-    found = pickles.load_metadata(stored / ".metadata")
-    key = next(iter(found.storage_data))
-    found.storage_data[key] = dataclasses.replace(found.storage_data[key], relative_path=place)
-    (stored / ".metadata").write_bytes(pickle.dumps(found))
+    metadata = pickles.load_metadata(stored / ".metadata")
+    key = next(iter(metadata.storage_data))
+    metadata.storage_data[key] = dataclasses.replace(metadata.storage_data[key], relative_path=place)
+    (stored / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(DsrunError, match="is damaged"):
         sharded_files.stored(stored)
 
@@ -213,14 +213,14 @@ def test_metadata_that_lead_elsewhere(stored, place):
 def test_a_tensor_that_asks_for_code(stored, trace):
     import dataclasses
 
-    found = pickles.load_metadata(stored / ".metadata")
-    key = next(key for key in found.storage_data if key.fqn == "model.a")
+    metadata = pickles.load_metadata(stored / ".metadata")
+    key = next(key for key in metadata.storage_data if key.fqn == "model.a")
     torch.save(Call(os.mkdir, str(trace)), stored / "__1_0.distcp")
     length = (stored / "__1_0.distcp").stat().st_size
-    found.storage_data[key] = dataclasses.replace(
-        found.storage_data[key], relative_path="__1_0.distcp", offset=0, length=length
+    metadata.storage_data[key] = dataclasses.replace(
+        metadata.storage_data[key], relative_path="__1_0.distcp", offset=0, length=length
     )
-    (stored / ".metadata").write_bytes(pickle.dumps(found))
+    (stored / ".metadata").write_bytes(pickle.dumps(metadata))
     refused(
         stored / "__1_0.distcp",
         lambda path: sharded_files.load(path.parent, {"model.a": torch.zeros(4)}, alone=True),

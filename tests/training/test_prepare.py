@@ -118,8 +118,8 @@ def test_weights_say_how_often_rows_come(make, weights):
     first, second = (Counter(name for name in names if (len(name) > 10) == late) for late in (False, True))
     assert sum(first.values()) == int(10 * weights[0])
     assert sum(second.values()) == int(30 * weights[1])
-    for found, weight in ((first, weights[0]), (second, weights[1])):
-        assert set(found.values()) <= {int(weight), int(weight) + (weight % 1 > 0)} | {1}
+    for rows_of_file, weight in ((first, weights[0]), (second, weights[1])):
+        assert set(rows_of_file.values()) <= {int(weight), int(weight) + (weight % 1 > 0)} | {1}
     assert report["rows"] == 40
     assert report["rows_per_epoch"] == len(rows)
     for row, name in enumerate(names):
@@ -231,9 +231,9 @@ def test_three_samples_show_the_mask(make, tokenizer):
 def test_progress_is_said(make, monkeypatch):
     monkeypatch.setattr(tokenizing, "CHUNK_ROWS", 10)
     monkeypatch.setattr(tokenizing, "PROGRESS_S", 0)
-    said: list[str] = []
-    make([*map(pair, range(40))], say=said.append)
-    assert [line.split(",")[0] for line in said] == [
+    notes: list[str] = []
+    make([*map(pair, range(40))], say=notes.append)
+    assert [line.split(",")[0] for line in notes] == [
         f"tokenised {n} rows ({n / 40:.0%})" for n in (10, 20, 30, 40)
     ]
 
@@ -302,16 +302,16 @@ def job(tmp_path, piece_model, fast, monkeypatch):
 
 
 def test_the_tokenizer_is_compared_on_the_rows(job, tmp_path):
-    said: list[str] = []
+    notes: list[str] = []
     rows = [{"content": "类型#裙", "summary": "这件 裙子"}, {"content": "\ud800", "summary": "half"}, pair(1)]
     made = job(*rows)
-    prepare(made, said.append)
-    (line,) = [line for line in said if "tokenizer.model" in line]
+    prepare(made, notes.append)
+    (line,) = [line for line in notes if "tokenizer.model" in line]
     assert line.endswith("ids: 10 texts compared"), "of both files, without the half"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"data.json"}
-    said.clear()
-    prepare(made, said.append)
-    assert said == [], "rows that are in the cache were compared"
+    notes.clear()
+    prepare(made, notes.append)
+    assert notes == [], "rows that are in the cache were compared"
 
 
 @pytest.mark.parametrize(
@@ -518,10 +518,10 @@ def test_the_digest_is_of_all_that_was_read(tmp_path, name):
         lines = ["content,summary", *(f"{row['content']},a" for row in rows)]
         path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
     digest = hashlib.sha256()
-    found = list(read_rows(path, digest))
+    rows_read = list(read_rows(path, digest))
     assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert found == list(read_rows(path))
-    assert len(found) == 3000 or (len(found) > 1 and name.endswith(".txt"))
+    assert rows_read == list(read_rows(path))
+    assert len(rows_read) == 3000 or (len(rows_read) > 1 and name.endswith(".txt"))
 
 
 # The cache

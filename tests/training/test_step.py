@@ -108,6 +108,6 @@ def test_a_norm_that_lies_elsewhere_is_read_by_itself(tmp_path):
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)
 
-    found, line = taken(tmp_path, torch.tensor(2.5).as_subclass(Elsewhere))
-    assert len(found) == 2, found
+    seen, line = taken(tmp_path, torch.tensor(2.5).as_subclass(Elsewhere))
+    assert len(seen) == 2, seen
     assert line["grad_norm"] == 2.5

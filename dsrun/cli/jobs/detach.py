@@ -47,6 +47,8 @@ class Detached:
         with explained("can't be written", log):
             log.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        # A run that is continued has a log already: the parent goes on behind what was in it before, plus what this
+        # process wrote early, which the parent has shown.
         before = os.fstat(handle).st_size
         _flush()
         os.write(handle, os.pread(self._early.fileno(), 1 << 30, 0))
@@ -82,6 +84,7 @@ def detached(wanted: bool, connection: ConnectionOptions, *, as_json: bool, dry_
     _refuse_in_queue(connection)
     pipe, child_pipe = os.pipe()
     early = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (the child's output as long as it lives)
+    # Text that is still buffered would be printed by both.
     _flush()
     pid = os.fork()
     if pid:

@@ -151,13 +151,12 @@ def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
     """Each option with its value, secrets hidden, and its origin."""
-    for entry, value, origin in planned.asked.rows() if planned.asked else ():
+    for entry, value, origin in planned.resolved.rows() if planned.resolved else ():
         yield entry, tuple(map(_without_secret, value)) if entry.name == "env" else value, origin
 
 
 def _without_secret(text: str) -> str:
     """NAME=VALUE of --env, without a secret value."""
-
     name, sign, value = text.partition("=")
     return f"{name}={shown_variable(name, value)}" if sign else text
 
@@ -180,7 +179,6 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
 
 def rank_command(job: ScriptJob) -> list[str]:
     """The command of a rank, with secrets hidden."""
-
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)
     return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *args]

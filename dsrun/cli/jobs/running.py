@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly import PlannedJob
     from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
-    from dsrun.options.commands import FinetuneOptions, LaunchOptions
-    from dsrun.options.table import SupervisionOptions, WaitOptions
+    from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
+    from dsrun.options.table import SupervisionOptions
 
 EX_TEMPFAIL = 75
 """sysexits.h: the same again may succeed."""
@@ -44,7 +44,7 @@ def run_options_of(
     from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
     from dsrun.options.declare import select
 
-    # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
+    # DeepSpeed's launcher takes variables of .deepspeed_env to other hosts only; here the ranks have this environment.
     files = () if launcher == ON_THIS_MACHINE else None
     env = forwarded(os.environ, add=connection.env, files=files, cluster=connection.cluster_env)
     names = [*connection.cluster_env, *(text.partition("=")[0] for text in connection.env)]
@@ -102,15 +102,14 @@ def began(run_dir: Path | None) -> bool:
 def allocated(
     plan: Callable[[Allocator, bool], P],
     connection: ConnectionOptions,
+    options: FinetuneOptions | LaunchOptions | RerunOptions,
     *,
-    waiting: WaitOptions,
     dry_run: bool = False,
-    cpu_slots: int | None = None,
 ) -> Iterator[tuple[P, Machine]]:
     """A planned job and this machine, with its devices locked until the body ends; a dry run only looks.
 
-    plan: makes the job with an allocator; its second argument is whether it is for good.
-    cpu_slots: CPU ranks that are forced to share the cores. Raises DsrunError.
+    plan: makes the job with an allocator; its second argument is whether it is for good. options: the command's; with
+    --force CPU ranks may share the cores. Raises DsrunError.
     """
     from math import inf
 
@@ -118,9 +117,11 @@ def allocated(
     from dsrun.jobs.allocation import reservation
     from dsrun.jobs.allocation.allocation import ask_hosts, remembered
 
+    cpu_slots = options.gpus if options.force else None
     machine, ask = detect(os.environ).with_cpu_slots(cpu_slots), remembered(ask_hosts)
-    wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
-    idle = reservation.idle(machine)  # as it will be when the wait is over
+    wait_min = options.wait_timeout if options.wait_timeout is not None else inf if options.wait else None
+    # What can be planned while the GPUs are busy is planned for the machine as it will be when the wait is over.
+    idle = reservation.idle(machine)
     if dry_run:
         machine_seen = machine if wait_min is None else idle
         yield plan(reservation.Preview(machine_seen, os.environ, connection, ask), False), machine

@@ -169,6 +169,7 @@ def options_of(cls: type) -> Callable[[F], F]:
 
 def given(cls: type[T], values: Mapping[str, Any]) -> Resolved[T]:
     """The options of a class with what stands on the command line. values: click's, by name; taken out of them."""
+    # None and () are click's values for options that are absent; False, 0 and "" were given.
     names = [name for name in values if name in entries(cls)]
     named = {name: values[name] for name in names if values[name] not in (None, ())}
     for problem in twice(entries(cls), named):

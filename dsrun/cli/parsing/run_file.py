@@ -107,7 +107,7 @@ def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
     """Each option; of a variable with a secret only the name, by which the environment's value is taken."""
     from dsrun.host.hiding import secrets
 
-    for entry, value, origin in planned.asked.rows() if planned.asked else ():
+    for entry, value, origin in planned.resolved.rows() if planned.resolved else ():
         if entry.name == "env":
             pairs = [text.partition("=") for text in value]
             yield entry, tuple(n if secrets({n: v}) else f"{n}{sign}{v}" for n, sign, v in pairs), origin

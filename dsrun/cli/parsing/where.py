@@ -37,6 +37,8 @@ def connection_of(requested: Resolved[T], *, again: bool = False) -> tuple[Resol
 
     host_options = select(HostOptions, requested.options)
     cluster, name, by_variable = _cluster_file(host_options.cluster)
+    # $DSRUN_CLUSTER is a habit and not a request: it doesn't move a run that has hosts of its own, nor a job that
+    # Slurm has placed already.
     if cluster and not (by_variable and (again or _in_slurm())):
         values = _from_cluster(requested, cluster, name, by_variable=by_variable)
         requested = requested.filled(Source.CLUSTER_FILE, values, str(cluster.path))

@@ -43,9 +43,7 @@ def decide(subject: PlanSubject, target: PlanTarget, requested: Resolved[PlanOpt
     length = options.seq_len or min(shape.positions or USUAL_LENGTH, USUAL_LENGTH)
     batch = options.micro_batch if requested.said("micro_batch") else 1
     offloaded = options.offload_weights
-    use: dict[str, Any] = {
-        "batch": batch, "beams": options.beams, "gpus": room.gpus, "offloaded": offloaded,
-    }  # fmt: skip
+    use: dict[str, Any] = {"batch": batch, "beams": options.beams, "gpus": room.gpus, "offloaded": offloaded}
     rows: list[dict[str, Any]] = []
     for width in UNQUANTIZED if offloaded else WIDTHS:
         memory = inference(shape, width, seq_len=length, **use)

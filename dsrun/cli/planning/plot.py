@@ -31,9 +31,8 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     axes = figure.subplots(
         1, 2 if cuda else 1, squeeze=False, sharey=True, width_ratios=[3, 1] if cuda else [1]
     )[0]
-    axes[0].set_prop_cycle(
-        color=[colormaps["tab20"](number) for number in range(20)]
-    )  # more terms than the usual ten
+    # There are more terms than matplotlib's usual ten colours.
+    axes[0].set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
     names = [f"{title(plan)}\n{plan.verdict}, {100 * plan.chance:.0f} %" for plan in plans]
     left = [0.0] * len(plans)
     for label, sizes in layers(plans, room).items():

@@ -92,8 +92,8 @@ def _launch(source: ConfigText) -> LaunchConfig:
 
     launch = LaunchConfig(yaml_document.read(source.data, source.name).value)
     if not (launch.by_deepspeed or launch.by_fsdp):
-        what = f"distributed_type is {launch.kind}: there is neither DeepSpeed nor FSDP in it"
-        raise DsrunError(what, where=source.name)
+        message = f"distributed_type is {launch.kind}: there is neither DeepSpeed nor FSDP in it"
+        raise DsrunError(message, where=source.name)
     return launch
 
 
@@ -101,9 +101,11 @@ def _config_of(launch: LaunchConfig, source: ConfigText) -> dict[str, Any]:
     """The ds_config that the YAML names, or that accelerate builds of it."""
     if launch.file is not None:
         if both := launch.beside_the_file:
-            what = f"says {listed(both)} beside {known.FILE}: accelerate stops at that, and builds no config"
+            message = (
+                f"says {listed(both)} beside {known.FILE}: accelerate stops at that, and builds no config"
+            )
             hint = f"Say them in {launch.file} alone: `dsrun validate {source.name}` has the places."
-            raise DsrunError(what, where=source.name, hint=hint)
+            raise DsrunError(message, where=source.name, hint=hint)
         path = findings.find(launch.file, source.path)[1]
         if path is None:
             raise DsrunError(f"there is no file {launch.file}", where=source.name)
@@ -184,8 +186,8 @@ def _fsdp_of(config: Mapping[str, Any], options: Options) -> Conversion:
     if "nvme" in devices.values():
         raise DsrunError("FSDP has no offload to NVMe", where="zero_optimization", hint="Take device cpu.")
     if devices["optimizer"] == "cpu" and devices["param"] != "cpu" and stage == 3:
-        what = "FSDP offloads weights, gradients and optimizer together, and here only the optimizer is"
-        raise DsrunError(what, where="zero_optimization.offload_optimizer", hint="Offload both, or none.")
+        message = "FSDP offloads weights, gradients and optimizer together, and here only the optimizer is"
+        raise DsrunError(message, where="zero_optimization.offload_optimizer", hint="Offload both, or none.")
     section = {
         "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": stage == 3,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_cpu_ram_efficient_loading": True,

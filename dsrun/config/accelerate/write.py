@@ -17,6 +17,8 @@ from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.options import Options
 from dsrun.config.schemas.schema import AUTO
 from dsrun.errors import DsrunError
+from dsrun.packages import installed_version
+from dsrun.versions import meets
 
 PORT = 29500
 """accelerate's own port (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""
@@ -51,8 +53,8 @@ def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str,
     whole = options.world_size
     shard = chosen.shard_ranks(options.world_size, options.gpus, "shard_over")
     if version == 1 and shard not in (whole, options.gpus):
-        what = f"HYBRID_SHARD of version 1 makes a copy for each host of {options.gpus} GPUs, not for {shard} ranks"
-        raise DsrunError(what, where="--fsdp-version 1", hint="Take version 2.")
+        message = f"HYBRID_SHARD of version 1 makes a copy for each host of {options.gpus} GPUs, not for {shard} ranks"
+        raise DsrunError(message, where="--fsdp-version 1", hint="Take version 2.")
     launch: dict[str, Any] = {"distributed_type": known.FSDP}
     if options.precision is not None:
         launch["mixed_precision"] = "no" if options.precision == "fp32" else options.precision
@@ -67,12 +69,16 @@ def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str,
 def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:
     """The same as TrainingArguments. Raises DsrunError where a file of these can't hold it."""
     if chosen.shard_ranks(options.world_size, options.gpus, "shard_over") != options.world_size:
-        what = "copies of the model across hosts are a ParallelismConfig in TrainingArguments, which no file holds"
-        raise DsrunError(what, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
+        message = "copies of the model across hosts are a ParallelismConfig in TrainingArguments, which no file holds"
+        raise DsrunError(message, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
     keys = {key.removeprefix("fsdp_"): value for key, value in _second(chosen).items()}
     keys["cpu_offload"] = keys.pop("offload_params")
+    # transformers before 5.10 doesn't read cpu_offload, and offloads by this word alone; newer ones call it old.
+    there = installed_version("transformers")
+    old = there is not None and not meets(there, ">=5.10")
+    shard = "full_shard offload" if chosen.offload and old else True
     precise = {options.precision: True} if options.precision in ("bf16", "fp16") else {}
-    return {"fsdp": True, "fsdp_config": {"version": 2, **keys}, **precise}
+    return {"fsdp": shard, "fsdp_config": {"version": 2, **keys}, **precise}
 
 
 def _second(chosen: FsdpPreset) -> dict[str, Any]:

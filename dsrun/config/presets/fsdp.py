@@ -32,9 +32,9 @@ class FsdpPreset:
         """The number of ranks that share one copy of the model. Raises DsrunError where it doesn't divide the job's."""
         shard = int({JOB: ranks, HOST: on_a_host}.get(str(self.shard_over), self.shard_over))
         if ranks % shard:
-            what = f"divides the model over {shard} ranks, which doesn't divide the job's {ranks}"
+            message = f"divides the model over {shard} ranks, which doesn't divide the job's {ranks}"
             near = max(size for size in range(1, min(shard, ranks) + 1) if ranks % size == 0)
-            raise DsrunError(what, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
+            raise DsrunError(message, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
         return shard
 
 

@@ -38,6 +38,8 @@ class Sources:
         """The origin of a value in the finished config."""
         if path in self.by_hand:
             return SET
+        # The strongest source first: --set, then options, then the preset. A value that none of them has is the
+        # template's, and so is one of the preset's that a template has changed.
         for field, (option, place) in PLACES.items():
             if path == place and getattr(self.options, field) is not None:
                 return self.options.origins.get(field, option)
@@ -126,12 +128,12 @@ def for_deepspeed(name: str) -> preset.Preset:
     """The preset. Raises DsrunError for one of FSDP, of which no ds_config can be made."""
     chosen = preset.load(name)
     if chosen.fsdp:
-        what = "is trained with FSDP, which has no deepspeed.json"
+        message = "is trained with FSDP, which has no deepspeed.json"
         hint = (
             f"Train with it: dsrun finetune MODEL --preset {name}. Or write what another program reads: dsrun preset "
             f"{name} --for accelerate, or --for hf. For DeepSpeed take zero3."
         )
-        raise DsrunError(what, where=f"preset {chosen.name}", hint=hint)
+        raise DsrunError(message, where=f"preset {chosen.name}", hint=hint)
     return chosen
 
 

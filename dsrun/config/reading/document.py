@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from dsrun.config import tree
@@ -77,36 +76,14 @@ def read(data: bytes | str, name: str, dialect: str, *, most_issues: int = MAX_I
         raise ValueError(f"no such dialect: {dialect}")
     text = decoded(data, name, "deepspeed.json")
     if dialect == "json" and (value := _plain(text)) is not tree.MISSING:
-        return Document(name, text, value, _PlainEntries(text), ())
+        # The value is json's; the parser here reads the text only if somebody asks where something stands.
+        entries = Entries(lambda: _read(text, "json", mark=False, most_issues=MAX_ISSUES)[0].located(value))
+        return Document(name, text, value, entries, ())
     # hjson also knows the byte order mark as it looks when it was taken for Latin-1.
     plain = text.removeprefix("\ufeff").removeprefix("\xef\xbb\xbf")
     with located(plain, name):
         parser, value = _read(plain, dialect, mark=plain != text, most_issues=most_issues)
-    return Document(name, plain, value, parser.entries(value), parser.noted())
-
-
-class _PlainEntries(Mapping[str, EntrySpans]):
-    """The entries of plain JSON, worked out when the first is asked for: most files have no findings."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @cached_property
-    def entries(self) -> Entries:
-        parser, value = _read(self.text, "json", mark=False, most_issues=MAX_ISSUES)
-        return parser.entries(value)
-
-    def __getitem__(self, path: str) -> EntrySpans:
-        return self.entries[path]
-
-    def __contains__(self, path: object) -> bool:
-        return path in self.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    return Document(name, plain, value, Entries(lambda: parser.located(value)), parser.noted())
 
 
 def _plain(text: str) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, count
 from operator import add
 
@@ -104,18 +105,28 @@ class Lines:
 
 
 class Entries(Mapping[str, EntrySpans]):
-    """The places of a text's values, by path. Lines and columns are worked out when they are asked for."""
+    """The places of a text's values, by path. They are worked out when one is asked for: most texts have no findings.
 
-    def __init__(self, lines: Lines, offsets: Mapping[str, Offsets]) -> None:
-        self.lines = lines
-        self.offsets = offsets
+    locate: gives the text's lines, and its values' offsets by path.
+    """
+
+    def __init__(self, locate: Callable[[], tuple[Lines, Mapping[str, Offsets]]]) -> None:
+        self._locate = locate
+
+    @cached_property
+    def _located(self) -> tuple[Lines, Mapping[str, Offsets]]:
+        return self._locate()
+
+    @property
+    def offsets(self) -> Mapping[str, Offsets]:
+        return self._located[1]
 
     def __getitem__(self, path: str) -> EntrySpans:
         (start, end), (value_start, value_end) = self.offsets[path]
-        value = self.lines.place(value_start, value_end)
+        place = self._located[0].place
+        value = place(value_start, value_end)
         if start < 0:
             return EntrySpans(None, value, value)
-        place = self.lines.place
         return EntrySpans(place(start, end), value, place(start, value_end))
 
     def __contains__(self, path: object) -> bool:
@@ -145,8 +156,8 @@ def decoded(data: bytes | str, name: str, kind: str, most: int = MAX_BYTES) -> s
     kind: what such a file is called. most: the largest size, in bytes.
     """
     if len(data) > most:
-        what = f"the file is larger than {most // 1024:,} KiB ({len(data):,} bytes)"
-        raise DsrunError(what, where=name, hint=f"A {kind} has a few kilobytes.")
+        message = f"the file is larger than {most // 1024:,} KiB ({len(data):,} bytes)"
+        raise DsrunError(message, where=name, hint=f"A {kind} has a few kilobytes.")
     if isinstance(data, str):
         return data
     for mark, encoding in _BOMS.items():
@@ -157,10 +168,10 @@ def decoded(data: bytes | str, name: str, kind: str, most: int = MAX_BYTES) -> s
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8").removeprefix("\ufeff")
-        what = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        message = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
         place = Lines(before).place(len(before), len(before))
         where = f"{name}:{place.line}:{place.column}"
-        raise DsrunError(what, where=where, hint="Save it as UTF-8.") from None
+        raise DsrunError(message, where=where, hint="Save it as UTF-8.") from None
 
 
 def short(text: str) -> str:

@@ -99,9 +99,9 @@ class ScalarParser(ABC):
         text = self.text[pos:line_end].strip()
         end = pos + len(self.text[pos:line_end].rstrip()) if text else line_end
         self.loose = self.lines.place(pos, end)
-        kind, what = _unquoted(head.strip(), text)
-        what += "" if kind == "unquoted-text" else f' (read as the text "{short(text)}")'
-        self.note(kind, pos, end, what)
+        kind, message = _unquoted(head.strip(), text)
+        message += "" if kind == "unquoted-text" else f' (read as the text "{short(text)}")'
+        self.note(kind, pos, end, message)
         self.note_surrogate(text, pos, end)
         return text, end, line_end
 
@@ -118,8 +118,8 @@ class ScalarParser(ABC):
             return _WORDS[word], stop, stop
         if _NUMBER.fullmatch(word):
             return self.number(word, pos), stop, stop
-        kind, what = _unquoted(word, word)
-        self.note(kind, pos, stop, what)
+        kind, message = _unquoted(word, word)
+        self.note(kind, pos, stop, message)
         self.note_surrogate(word, pos, stop)
         value: Any = word
         if kind == "python-literal":
@@ -150,8 +150,8 @@ class ScalarParser(ABC):
         if abs(value) == float("inf") or digits.isdigit():
             self.overflowed = True
             whole = f"an integer of {len(digits)} digits"
-            what = whole if digits.isdigit() else f"{short(text)}, which is too large for a float"
-            self.note("big-number", pos, pos + len(text), what)
+            message = whole if digits.isdigit() else f"{short(text)}, which is too large for a float"
+            self.note("big-number", pos, pos + len(text), message)
         return value
 
     # -- texts in quotes
@@ -167,8 +167,8 @@ class ScalarParser(ABC):
         if stop == len(self.text) or self.text[stop] != quote:
             self.refuse_quote(pos, stop)
         if quote == "'":
-            what = "a key in single quotes" if key else "a text in single quotes"
-            self.note("single-quotes", pos, stop + 1, what)
+            message = "a key in single quotes" if key else "a text in single quotes"
+            self.note("single-quotes", pos, stop + 1, message)
         self.note_controls(pos, stop)
         value = self.unescaped(pos, stop)
         self.note_surrogate(value, pos, stop + 1)
@@ -186,18 +186,18 @@ class ScalarParser(ABC):
         """Control characters between the quotes, which hjson never takes."""
         for match in _CONTROL.finditer(self.text, pos + 1, stop):
             code = f"{ord(match[0]):04X}"
-            what = f"a control character in a text (U+{code})"
+            message = f"a control character in a text (U+{code})"
             if self.hjson:
-                raise UnreadableError(match.start(), what, f"write \\u{code.lower()}")
-            self.note("control-character", match.start(), match.end(), what)
+                raise UnreadableError(match.start(), message, f"write \\u{code.lower()}")
+            self.note("control-character", match.start(), match.end(), message)
 
     def note_surrogate(self, value: str, pos: int, stop: int) -> None:
         if value.isascii():
             return
         match = _SURROGATE.search(value)
         if match:
-            what = f"half a surrogate pair (\\u{ord(match[0]):04x}), which is not a character"
-            self.note("lone-surrogate", pos, stop, what)
+            message = f"half a surrogate pair (\\u{ord(match[0]):04x}), which is not a character"
+            self.note("lone-surrogate", pos, stop, message)
 
     def unescaped(self, pos: int, stop: int) -> str:
         """The text between the quotes at `pos` and `stop`."""
@@ -209,8 +209,8 @@ class ScalarParser(ABC):
             at = pos + 1 + match.start()
             if not match[1]:
                 letters = body[match.end() : match.end() + (5 if body[match.end()] == "u" else 1)]
-                what = f"\\{short(letters)}, which is not an escape sequence"
-                raise UnreadableError(at, what, "write \\\\ for a backslash")
+                message = f"\\{short(letters)}, which is not an escape sequence"
+                raise UnreadableError(at, message, "write \\\\ for a backslash")
             if match[1] == "'" and quote == '"':
                 self.note("bad-escape", at, at + 2, "\\', which JSON does not have")
             return "'" if match[1] == "'" else match[0]
@@ -225,8 +225,8 @@ class ScalarParser(ABC):
         close = self.text.find("'''", body)
         if close < 0:
             rest = self.text[body:].lstrip(" \t\r")
-            what = "the ''' opened here are never closed"
-            raise UnreadableError(pos, what, final=not rest)
+            message = "the ''' opened here are never closed"
+            raise UnreadableError(pos, message, final=not rest)
         self.note("multiline-text", pos, close + 3, "a text in three single quotes")
         first, *others = self.text[body:close].split("\n")
         first = first.lstrip(" \t\r")
@@ -239,8 +239,8 @@ class ScalarParser(ABC):
     def indent(self, pos: int) -> int:
         """Characters that hjson takes off the beginning of each line: as many as stand before the quotes."""
         if self.hjson and len(self.lines.feeds) == 1:
-            what = "''' in a text of one line, which hjson cannot read"
-            raise UnreadableError(pos, what, "write the text in double quotes", final=True)
+            message = "''' in a text of one line, which hjson cannot read"
+            raise UnreadableError(pos, message, "write the text in double quotes", final=True)
         return self.lines.place(pos, pos).column - 1
 
 

@@ -10,7 +10,6 @@ from dsrun.config.reading.places import (
     MAX_DEPTH,
     MAX_VALUES,
     NO_KEY,
-    Entries,
     Lines,
     Offsets,
     Stretch,
@@ -76,15 +75,15 @@ class Parser(ScalarParser):
     def noted(self) -> tuple[SyntaxIssue, ...]:
         return tuple(sorted(self.issues, key=lambda issue: issue.place.start))
 
-    def entries(self, value: Any) -> Entries:
-        """The places of all values in `value`, the one that was read."""
+    def located(self, value: Any) -> tuple[Lines, dict[str, Offsets]]:
+        """The text's lines, and the offsets of all values in `value`, the one that was read."""
         self.offsets.pop("", None)
         inside = self.offsets
         # Under a key that is written twice, values of the first one were noted too. They are gone from the value.
         if self.replaced:
             paths = _paths(value)
             inside = {path: at for path, at in inside.items() if path in paths}
-        return Entries(self.lines, {"": self.root, **inside})
+        return self.lines, {"": self.root, **inside}
 
     def path(self) -> str:
         """The path of the value that is being read."""
@@ -147,8 +146,8 @@ class Parser(ScalarParser):
 
     def enter(self, start: int, closer: str) -> int:
         if len(self.stack) >= MAX_DEPTH:
-            what = f"nested deeper than {MAX_DEPTH} levels"
-            raise UnreadableError(start, what, "a deepspeed.json has about five", final=True)
+            message = f"nested deeper than {MAX_DEPTH} levels"
+            raise UnreadableError(start, message, "a deepspeed.json has about five", final=True)
         self.stack.append(OpenContainer(closer, start, self.path()))
         return self.gap(start + 1)
 
@@ -156,8 +155,8 @@ class Parser(ScalarParser):
         """Put a value into the dict or list that it stands in."""
         self.values += 1
         if self.values > MAX_VALUES:
-            what = f"more than {MAX_VALUES:,} values"
-            raise UnreadableError(start, what, "a deepspeed.json has some dozens", final=True)
+            message = f"more than {MAX_VALUES:,} values"
+            raise UnreadableError(start, message, "a deepspeed.json has some dozens", final=True)
         frame = self.stack[-1]
         self.offsets[frame.inner()] = (frame.key_at, (start, stop))
         if isinstance(frame.box, list):
@@ -176,8 +175,8 @@ class Parser(ScalarParser):
         at_end = pos == len(self.text)
         if at_end if not frame.closer else self.text[pos : pos + 1] == frame.closer:
             if comma >= 0:
-                what = "a comma before the closing " + _CLOSED_BY.get(frame.closer, "end")
-                self.note("trailing-comma", comma, comma + 1, what, frame.path)
+                message = "a comma before the closing " + _CLOSED_BY.get(frame.closer, "end")
+                self.note("trailing-comma", comma, comma + 1, message, frame.path)
             return pos + len(frame.closer), True
         if at_end:
             self.refuse_end()
@@ -206,11 +205,11 @@ class Parser(ScalarParser):
         self.note_key(frame, quoted=quoted)
         colon = self.gap(stop)
         if self.text[colon : colon + 1] != ":":
-            what = f"no colon after the key {short(frame.key)}"
+            message = f"no colon after the key {short(frame.key)}"
             wide = (
                 "full-width marks such as “ and ： are letters here: " if FULL_WIDTH.search(frame.key) else ""
             )
-            raise UnreadableError(stop, what, f'{wide}a key and its value: "key": value')
+            raise UnreadableError(stop, message, f'{wide}a key and its value: "key": value')
         return self.gap(colon + 1)
 
     def note_key(self, frame: OpenContainer, *, quoted: bool) -> None:
@@ -273,9 +272,9 @@ class Parser(ScalarParser):
     def refuse(self, pos: int, where: str) -> NoReturn:
         if pos >= len(self.text):
             self.refuse_end()
-        what = f"unexpected {character(self.text[pos])} {where}"
+        message = f"unexpected {character(self.text[pos])} {where}"
         hint = "is this a template that was not filled in?" if TEMPLATE.match(self.text, pos) else ""
-        raise UnreadableError(pos, what, hint)
+        raise UnreadableError(pos, message, hint)
 
     def refuse_closer(self, pos: int) -> NoReturn:
         frame = self.stack[-1]

@@ -85,8 +85,8 @@ class _Reader:
             self.loader = _Loader(self.text)
             return self.loader.get_single_node()
         except yaml.reader.ReaderError as error:
-            what = f"a character that YAML does not allow (U+{error.character:04X})"
-            raise UnreadableError(error.position, what) from None
+            message = f"a character that YAML does not allow (U+{error.character:04X})"
+            raise UnreadableError(error.position, message) from None
         except yaml.MarkedYAMLError as error:
             raise _unreadable(error) from None
 
@@ -132,9 +132,9 @@ class _Reader:
                 continue
             name, place = self.key(key), self.lines.place(start, end)
             if name in direct:
-                what = f"{name!r} is there twice, first on line {direct[name][0].line}"
-                self.issues.append(SyntaxIssue("duplicate-key", place, what, tree.join(path, name)))
-                del direct[name]
+                message = f"{name!r} is there twice, first on line {direct[name][0].line}"
+                self.issues.append(SyntaxIssue("duplicate-key", place, message, tree.join(path, name)))
+                del direct[name]  # so that it stands where its last one does
             direct[name] = place, item
         return {**merged, **direct}
 
@@ -175,8 +175,8 @@ class _Reader:
         return start + len(self.text[start:end].rstrip())
 
 
-def _refused(node: yaml.Node, what: str, hint: str = "") -> UnreadableError:
-    return UnreadableError(node.start_mark.index, what, hint)
+def _refused(node: yaml.Node, message: str, hint: str = "") -> UnreadableError:
+    return UnreadableError(node.start_mark.index, message, hint)
 
 
 def _unreadable(error: yaml.MarkedYAMLError) -> UnreadableError:

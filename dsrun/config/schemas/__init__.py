@@ -1,1 +1,1 @@
-"""What each key is in each version of DeepSpeed, where a config violates that, what an unknown key may mean."""
+"""DeepSpeed's keys in each of its versions, a config's violations of them, and guesses at unknown keys."""

@@ -77,6 +77,8 @@ def guess(known: Schema, path: str) -> Guess:
     7. At the top level, a section by a short name; elsewhere the list of what the section takes.
     """
     unknown = _Unknown(known, path)
+    # From sure to vague. A likeness beside the key comes before the same name elsewhere (overlap_com is a slip), and a
+    # vague likeness behind it (a right key in the wrong section is no slip).
     steps = (_known_beforehand, _bare_section, _close_beside, _at_home, _alike, _in_unknown_section)
     return next((answer for step in steps if (answer := step(unknown))), None) or _last_resort(unknown)
 

@@ -222,13 +222,16 @@ class _Walk:
         self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """The violations of one key's value, and of what lies below it."""
-        right = errors is _none() or not errors.total_errors
+        right = (
+            errors is _none() or not errors.total_errors
+        )  # total_errors walks the tree, and most values have none
         if value == AUTO and not (right and "x-auto" not in node and self.target not in FILLING):
             yield from self.auto(value, node, path, checked=checked)
             return
         if "x-any-case" in node and isinstance(value, str):
             value = value.lower()
             right = value in node["enum"]
+        # The errors of an anyOf are its own and say little: those of the alternative that was meant are looked at.
         branch, inside = _branch(node, value, errors)
         if isinstance(value, dict) and branch.keys() & {"properties", "additionalProperties"}:
             yield from self.section(value, branch, inside, path, checked=bool(branch.get("x-checked")))

@@ -236,6 +236,7 @@ def _fixed(
         findings = [located.finding for located in result.findings if selection.fixes(located.finding)]
         fixes = [finding.fix for finding in findings if finding.fix]
         groups = [[fix for fix in fixes if fix.safe], [fix for fix in fixes if unsafe and not fix.safe]]
+        # A generator: unsafe fixes are tried only where the safe ones have changed nothing.
         texts = (
             _one_by_one(read, group, setting) if one_by_one else edits.fixed(read, group, setting.dialect)
             for group in groups

@@ -26,7 +26,7 @@ class PlannedJob(Generic[J]):
     job: J
     notes: tuple[str, ...] = ()
     """Lines for the user."""
-    asked: Resolved[Any] | None = None
+    resolved: Resolved[Any] | None = None
     """Every option as it holds, and where it came from; None for a run that goes on, whose job has them."""
 
     def __post_init__(self) -> None:

@@ -60,11 +60,7 @@ def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
     """
     problems: list[Problem] = []
     sizes: dict[str, float | None] = {}
-    sizes_given = {
-        "gpu_memory": options.gpu_memory,
-        "host_memory": options.host_memory,
-        "nvme": options.nvme,
-    }
+    sizes_given = {"gpu_memory": options.gpu_memory, "host_memory": options.host_memory, "nvme": options.nvme}
     for name, text in sizes_given.items():
         option = flag_of(PlanOptions, name)
         with collected(problems):
@@ -220,11 +216,7 @@ def room_here(
     wanted = set(devices)
     names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in wanted)
     # Among cards of several kinds all wait for the slowest.
-    kind = min(
-        filter(None, map(kinds.recognise, names)),
-        key=lambda gpu: gpu.matrix_tflops,
-        default=None,
-    )
+    kind = min(filter(None, map(kinds.recognise, names)), key=lambda gpu: gpu.matrix_tflops, default=None)
     hardware = Hardware.from_gpu(kind, count) if kind else _unknown_hardware(count)
     free = min(_free_bytes(gpu) for gpu in machine.gpus if gpu.index in wanted)
     known = calibration.known(device_name(machine, devices))

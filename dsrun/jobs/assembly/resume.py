@@ -75,22 +75,23 @@ def resumed(
     smaller.
 
     allocator: chooses the devices; unless given, they are not locked. Raises DsrunError if there is no run, if it is
-    finished or still running, if an option that was given says something else than
-    the run did, or where the checkpoint can't be divided that way.
+    finished or still running, if an option contradicts the run, or where the checkpoint can't be divided that way.
     """
-    options = request.asked.options
+    options = request.resolved.options
     job, run_dir = _stopped_run(options.output_dir)
     wanted = select(DeviceRequest, options).or_like(job.hosts, job.launcher)
     allocator = allocator or Preview(machine, environ)
-    trackers = _trackers(request, job)
+    names_trackers = request.resolved.said("log")  # else the run keeps its own
+    trackers = select(TrackerOptions, request.resolved.options) if names_trackers else job.trackers
     untracked = check_trackers(trackers, environ, allocator.connection)
     changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
+    # Everything that needs no devices is refused first: with --wait the next line may take hours.
     _check_request(request, job, wanted, machine, [*untracked, *changed_files])
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
         raise DsrunError([another_kind(job, placed.machine)])
 
-    parallel = another_layout.wanted(request.asked, job)
+    parallel = another_layout.wanted(request.resolved, job)
     batch = batch_on(job, placed.world_size, parallel.group)
 
     def split(batch: tuple[int, int]) -> Job:
@@ -110,16 +111,15 @@ def resumed(
         again.peft, stage=again.zero_stage, fsdp=bool(again.fsdp), compiles=again.training.compile
     )
     raise_all([*peft_methods.check_device(again.peft, placed.accelerator, again.ds_config), *experts])
-    changed = again.world_size != job.world_size or (again.ds_config, again.fsdp, again.parallel) != (
-        job.ds_config,
-        job.fsdp,
-        job.parallel,
-    )
+    # A run that goes on as it was needs no second judgement: what its checkpoint was written by reads it, too.
+    division = (job.world_size, job.ds_config, job.fsdp, job.parallel)
+    changed = (again.world_size, again.ds_config, again.fsdp, again.parallel) != division
     newest, passed = checkpoint_of(run_dir, checkpoint_choice(options, run_dir, environ))
     if changed:
         another_layout.check(job, again, newest)
     if changed and job.fsdp is None and newest:
         _check_divisible(newest, job, again)
+    # After the checks of the checkpoint: these refuse for the division alone, which smaller micro batches don't mend.
     if changed or memory_check.on_other_devices(job, placed):
         again, remarks = _that_fits(again, split, placed, force=options.force or options.dry_run)
     raise_all(
@@ -204,11 +204,6 @@ def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
     return Job.read(run_dir / run_folder.JOB), run_dir
 
 
-def _trackers(request: FinetuneRequest, job: Job) -> TrackerOptions:
-    """The run's own, or those that the user names now."""
-    return select(TrackerOptions, request.asked.options) if request.asked.said("log") else job.trackers
-
-
 def _check_request(
     request: FinetuneRequest, job: Job, wanted: DeviceRequest, machine: Machine, more: list[Problem]
 ) -> None:
@@ -226,7 +221,7 @@ def _check_request(
         problems.append(another_kind(job, machine))
     raise_all(problems)
     if here and wanted.gpus:
-        batch_on(job, wanted.gpus, another_layout.wanted(request.asked, job).group)
+        batch_on(job, wanted.gpus, another_layout.wanted(request.resolved, job).group)
 
 
 def _absent(job: Job) -> list[Problem]:
@@ -302,6 +297,9 @@ def divided(
         spec = fsdp.spec_of(chosen, preset, job.hosts, batch=batch, grad_clip=clip, freezes=freezes)
         return replace(job, preset=preset, fsdp=spec)
     before = job.origins.get("config", {})
+    # Another preset is built anew, with all that the run's config says beside ZeRO and the batch as if by --set: so the
+    # preset's own precision or optimizer can't take the place of the run's. The same preset keeps its config as it is,
+    # also where a newer dsrun ships another under that name.
     if preset != job.preset:
         kept = {key: value for key, value in job.ds_config.items() if key not in (ZERO, *BATCH)}
         given = dict(tree.leaves(kept))
@@ -332,8 +330,8 @@ def divided(
 
 def _preset(request: FinetuneRequest, job: Job) -> str:
     """The preset to go on with; `auto` was chosen when the run was started."""
-    preset = request.asked.options.preset
-    return preset if request.asked.said("preset") and preset != AUTO else job.preset
+    preset = request.resolved.options.preset
+    return preset if request.resolved.said("preset") and preset != AUTO else job.preset
 
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
@@ -367,7 +365,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     another_preset = _preset(request, job) != job.preset
     if not another_preset:
         stored["nvme_path"] = nvme_path(job.ds_config)
-    if request.asked.options.data_format == conversations.AUTO:
+    if request.resolved.options.data_format == conversations.AUTO:
         del stored["data_format"]  # what was found then goes
     stored = {name: value for name, value in stored.items() if name not in another_layout.MAY_CHANGE}
     problems = []
@@ -381,14 +379,14 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     if not _same_model(request.model, job):
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
     may_change = ZERO if another_preset else None
-    return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
+    return [*problems, *_changed_keys(request.resolved.options.overrides, job.ds_config, may_change)]
 
 
 def _given(request: FinetuneRequest) -> dict[str, Any]:
     """The user's options, with all training files and their weights in one text, as the option gives them."""
-    given = request.asked.user
+    given = request.resolved.user
     if "train_file" in given:
-        files = data_files(request.asked.options, None)
+        files = data_files(request.resolved.options, None)
         given["train_file"] = _files(tuple(map(str, files.train)), files.weights)
     return given
 

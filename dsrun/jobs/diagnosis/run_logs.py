@@ -7,19 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dsrun.job.log_parts import TIMES, begins_at, in_order, log_of
-from dsrun.job.run_folder import (
-    FLIGHT_RECORDER,
-    LAUNCHER_LOG,
-    LOGS,
-    MARK,
-    OWN_LOG,
-    PREPARE_LOG,
-    rank_log,
-)
+from dsrun.job.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, MARK, OWN_LOG, PREPARE_LOG, rank_log
 from dsrun.jobs.diagnosis import log_files
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
 from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.reading.log_lines import peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
@@ -80,10 +72,6 @@ def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[Log
 
 def _verdict(logs: Sequence[LogSource], index: SignatureIndex, message: str) -> Verdict:
     lines = log_files.lines_of(logs, index)
-    lines += _message_lines(message, len(logs))
+    if message:  # its first line alone: what follows quotes a log
+        lines.append(peeled(len(logs), 1, message.partition("\n")[0]))
     return judge(lines, index)
-
-
-def _message_lines(message: str, source: int) -> list[PeeledLine]:
-    """The first line of dsrun's own message: what follows it quotes a log."""
-    return [peeled(source, 1, message.partition("\n")[0])] if message else []

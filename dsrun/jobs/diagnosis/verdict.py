@@ -93,7 +93,7 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
                 unexplained = unexplained or verdict
             elif unexplained is None or verdict.cause is not None:
                 return verdict
-    return unexplained or Verdict(values={}, line=_last_line(lines))
+    return unexplained or Verdict(values={}, line=next(filter(_has_text, reversed(lines)), None))
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
@@ -200,11 +200,11 @@ def _same_rank(line: PeeledLine, other: PeeledLine) -> bool:
 
 def _ends_of_logs(lines: Sequence[PeeledLine]) -> set[int]:
     """The last line with text of each log, by identity: where a job that hangs has stopped."""
-    return {id(line) for line in {line.source: line for line in lines if line.text.strip()}.values()}
+    return {id(line) for line in {line.source: line for line in lines if _has_text(line)}.values()}
 
 
-def _last_line(lines: Sequence[PeeledLine]) -> PeeledLine | None:
-    return next((line for line in reversed(lines) if line.text.strip()), None)
+def _has_text(line: PeeledLine) -> bool:
+    return bool(line.text.strip())
 
 
 def _root(reading: Reading) -> Verdict | None:

@@ -256,8 +256,8 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
     """The run in a folder. Raises DsrunError where it holds none that can be read. kept: see `Run`."""
     if not os.path.isdir(path):  # noqa: PTH112 - never raises
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
-    if why := why_not_readable(path / JOB):
-        raise DsrunError([closed(path, why)])
+    if problem := kept_out(path):
+        raise DsrunError([problem])
     if not os.path.lexists(path / JOB):
         raise DsrunError([no_run(path)])
     job = read_shown(path / JOB)
@@ -322,6 +322,12 @@ def closed(folder: Path, why: str) -> Problem:
     """A run that this user may not read. why: as `why_not_readable` says it."""
     hint = "Whose it is can open it: chmod -R g+rX FOLDER, for a group that you are in."
     return Problem(f"can't be read: {why}", str(folder), hint)
+
+
+def kept_out(folder: Path) -> Problem | None:
+    """What says that this user may not read the job of a run; None where nothing is in the way."""
+    why = why_not_readable(folder / JOB)
+    return closed(folder, why) if why else None
 
 
 def find(folder: Path) -> list[Path]:

@@ -24,6 +24,8 @@ VARYING = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\[\d\d:\d\d<.*?\]|\brank ?\d+\b|0x[0-9a-f]+", re.I
 )
 """Parts of a line that differ between ranks which print the same: times, a bar's speed, rank numbers, addresses."""
+WORDS = re.compile(r"(\(\?i\))?([\w :=,/'\"@<>~!;#%&-]+)", re.ASCII)
+"""A pattern of plain words, in any case or as they are written."""
 
 
 class LogLine(NamedTuple):
@@ -34,6 +36,30 @@ class LogLine(NamedTuple):
     key: str
     when: str
     arrived: float
+
+
+class _Words(NamedTuple):
+    """ASCII words that a pattern consists of, in small letters where `any_case` is true."""
+
+    text: bytes
+    any_case: bool
+
+    def in_block(self, block: bytes) -> bool:
+        """Whether they may stand in it."""
+        if not self.any_case:
+            return self.text in block
+        return not block.isascii() or self.text in block.lower()  # a Kelvin sign is a small k, too
+
+
+def _words_of(pattern: re.Pattern[str] | None) -> _Words | None:
+    """The words that a pattern is no more than; None where it is more."""
+    if pattern is None:
+        return None
+    found = WORDS.fullmatch(pattern.pattern)
+    if not found or pattern.flags & re.VERBOSE:
+        return None
+    text, any_case = found[2].encode("ascii"), bool(pattern.flags & re.IGNORECASE)
+    return _Words(text.lower() if any_case else text, any_case)
 
 
 class RankLog:
@@ -53,6 +79,7 @@ class RankLog:
     ) -> None:
         self.path = path
         self._matches = grep.search if grep else str.strip
+        self._words = _words_of(grep)
         self.unread = False
         """Whether the last look left something for the next."""
         self._half, self._when = b"", ""
@@ -68,6 +95,9 @@ class RankLog:
         whole = self._whole(self._block())
         if last and not self.unread and self._half:
             whole, self._half = [*whole, self._half], b""
+        # Words that a block of lines has nowhere, no line has: most of a long log is skipped so.
+        if self._words and not self._words.in_block(b"\n".join(whole)):
+            return []
         return [self._line(text) for raw in whole if (text := _drawn(raw)).strip() and self._matches(text)]
 
     def _block(self) -> bytes:

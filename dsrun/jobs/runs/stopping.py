@@ -69,7 +69,7 @@ def _ask(run: Run) -> psutil.Process:
         raise DsrunError(f"runs on {run.host}", where=where, hint="Stop it there.")
     try:
         process = psutil.Process(pid)
-        if _is_dsrun(process) and is_holder(run.path / LOCK, pid):
+        if any("dsrun" in word for word in process.cmdline()) and is_holder(run.path / LOCK, pid):
             return process
     except (psutil.NoSuchProcess, ProcessLookupError, OverflowError):
         pass
@@ -80,10 +80,6 @@ def _ask(run: Run) -> psutil.Process:
         where=where,
         hint="Was it started on another host or in a container? Stop it there. If it is only just starting, try again.",
     )
-
-
-def _is_dsrun(process: psutil.Process) -> bool:
-    return any("dsrun" in word for word in process.cmdline())
 
 
 def _request(process: psutil.Process, run: Run) -> None:

@@ -112,7 +112,7 @@ def without_fused_adam(job: AnyJob, error: DsrunError) -> Job | None:
 
 INSTEAD = {
     "fused_adam": "Or take torch's fused AdamW, for which nothing is compiled: "
-    "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true",
+    "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true"
 }
 """The way to do without an operator whose build has failed."""
 

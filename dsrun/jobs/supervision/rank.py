@@ -216,13 +216,14 @@ def end_with_parents(state: rank_state.RankState) -> None:
     """End this rank when its launcher or its supervisor is gone: neither takes its ranks along when it is killed.
 
     A supervisor that is stopped (SIGSTOP) can't end its ranks either, though dsrun has given its host up. This rank may
-    then wait for ever for those that have ended elsewhere: the run's record says that it is over.
+    then wait for ever for those that have ended elsewhere: the run's record says that it is over, or the next attempt
+    has a rank in this one's place.
     """
     launcher = os.getppid()
     supervisor = int(os.environ.get(SUPERVISOR, "0"))
 
     def watch() -> None:
-        while os.getppid() == launcher and (not supervisor or _watched_by(supervisor, state.run_dir)):
+        while os.getppid() == launcher and (not supervisor or _watched_by(supervisor, state)):
             time.sleep(1)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"dsrun: {rank_state.GONE}\n")
@@ -235,7 +236,7 @@ def end_with_parents(state: rank_state.RankState) -> None:
     threading.Thread(target=watch, daemon=True, name="dsrun-watch").start()
 
 
-def _watched_by(pid: int, run_dir: Path) -> bool:
+def _watched_by(pid: int, rank: rank_state.RankState) -> bool:
     """Whether a process runs that ends this rank when the job is over.
 
     One that nobody collects (a container without an init) does not run, though it is there.
@@ -245,7 +246,9 @@ def _watched_by(pid: int, run_dir: Path) -> bool:
     except OSError:
         return False
     state = words.rpartition(")")[2].split()[0]
-    return state not in ("Z", "X") and (state != "T" or record_of(run_dir).get("state") not in OVER)
+    if state == "T":
+        return rank.is_own and record_of(rank.run_dir).get("state") not in OVER
+    return state not in ("Z", "X")
 
 
 def _kill_children() -> None:

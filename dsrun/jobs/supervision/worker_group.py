@@ -148,7 +148,10 @@ class RankWatch:
 
     def states(self) -> dict[int, dict[str, Any]]:
         """The state of each rank of this host, as it wrote it (job/rank_state.py). A file is read again only if it
-        changed."""
+        changed.
+
+        If this agent was stopped and goes on, a rank of the next attempt may have written it: that rank belongs to
+        another agent, and isn't this one's to end."""
         for rank, path in self._files.items():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 stat = path.stat()
@@ -156,7 +159,8 @@ class RankWatch:
                 if rank not in self._read or self._read[rank][0] != version:
                     state = read_state(self._run_dir, rank)
                     state |= {"pid": int(state["pid"]), "status": str(state["status"])}
-                    self._read[rank] = version, state
+                    if state.get("supervisor") in (None, 0, os.getpid()):
+                        self._read[rank] = version, state
         return {rank: state for rank, (_, state) in self._read.items()}
 
     def _known(self) -> dict[int, dict[str, Any]]:

@@ -72,6 +72,8 @@ class KnownRuns:
             if look is None and time.monotonic() - self._looked > FRESH_S:
                 self._look = look = threading.Thread(target=self._look_again, daemon=True)
                 look.start()
+        # The first caller needs the list of runs, and waits for it; the others have the last one, and give a look that
+        # is at work only a moment: with nothing new it is done by then, and else the next request shows it.
         self._known.wait()
         if look is not None:
             look.join(LOOK_S)
@@ -85,6 +87,7 @@ class KnownRuns:
             changed = self._changed()
             self._known.set()
             for name, then in changed.items():
+                # The signature from before the reading: a file that changes meanwhile is read again at the next look.
                 read = _Kept(then, _line_of(self._paths[name], name))
                 with self._lock:
                     self._kept[name] = read

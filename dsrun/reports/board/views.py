@@ -82,6 +82,8 @@ class Views:
         if path is None:
             return None
         now = (self.runs.state_of(name), *signature(path, OF_A_PAGE))
+        # Two locks: this run's own while its page is made, which may take a second, and the board's only for the table
+        # of pages. Who opens another run's page waits for neither.
         with self._reading(name):
             page_kept = self._pages.get((name, by))
             if page_kept is None or page_kept[0] != now:

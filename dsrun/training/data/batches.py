@@ -89,7 +89,7 @@ class Examples:
         return labels
 
     def spans(self, example: int) -> list[tuple[int, int]]:
-        """What of an example is trained on: where each part begins and ends (in tokens)."""
+        """The parts of an example that are trained on: begin and end of each (in tokens)."""
         flat = [] if self._spans is None else self._spans.of(int(self._places[example]))
         if not flat:
             return [(int(self.prompt_tokens[example]), self.length(example))]
@@ -143,7 +143,7 @@ class _Spans:
 
 
 def _times(table: Any) -> Any:
-    """How often each stored example counts as one: by its file's weight, which the schema's metadata hold.
+    """The number of times that each stored example counts: its file's weight, which the schema's metadata hold.
 
     A weight with a fraction takes that share of the file once more, evenly from its beginning to its end.
     """

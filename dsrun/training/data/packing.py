@@ -1,4 +1,4 @@
-"""How the examples of a micro batch lie in packed sequences: several in one, where that saves padding.
+"""Packed sequences: several examples of a micro batch in one, where that saves padding.
 
 Examples in one sequence don't see one another. Their positions start over at 0, and transformers draws the borders from
 that: a mask for torch's attention, with flash-attn the kernel for sequences of unequal length. So an example's part of
@@ -81,15 +81,12 @@ class Packing:
         sharded = shard(lengths, ranks, rounds)
         for start in range(0, len(sharded), ranks):
             places = list(itertools.chain(*sharded[start : start + ranks]))
-            batches = self._round(
-                [lengths[place] for place in places], [targets[place] for place in places], ranks, room
-            )
+            its = [lengths[place] for place in places]
+            batches = self._round(its, [targets[place] for place in places], ranks, room)
             if batches is None:
                 return padded
             packed += [[[places[number] for number in sequence] for sequence in batch] for batch in batches]
-        padded_cost, packed_cost = (
-            self._path(batches, lengths, targets, ranks) for batches in (padded, packed)
-        )
+        padded_cost, packed_cost = (self._path(way, lengths, targets, ranks) for way in (padded, packed))
         fits = all(padded_tokens(batch, lengths) <= room for batch in padded)
         return padded if fits and padded_cost < PADDED_BELOW * packed_cost else packed
 
@@ -179,7 +176,7 @@ def padded_tokens(batch: Sequence[Sequence[int]], lengths: Sequence[int]) -> int
 
 
 def packing_for(engine: Any) -> Packing | None:
-    """How examples are packed for the engine's model; None where it lets those in one sequence see one another.
+    """The packing for the engine's model; None where the model lets examples in one sequence see one another.
 
     Not every model takes positions that start over for a border (old or foreign code, a prefix of learned keys), so the
     model is tried. Every rank takes part, and all come to the same end.

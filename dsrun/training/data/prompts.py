@@ -111,10 +111,8 @@ class PromptEncoder:
         for name in special.names:
             if name in self._vocabulary:
                 return [self._vocabulary[name]]
-        raise DsrunError(
-            f"the tokenizer has no token {special.names[0]!r}, which the prompt format {self.name} needs",
-            hint="The folder's tokenizer is not this model's own.",
-        )
+        what = f"the tokenizer has no token {special.names[0]!r}, which the prompt format {self.name} needs"
+        raise DsrunError(what, hint="The folder's tokenizer is not this model's own.")
 
     # Texts
 
@@ -149,9 +147,7 @@ class PromptEncoder:
         segments = list(dict.fromkeys(segment for row in rows for segment in row))
         texts = [segment for segment in segments if isinstance(segment, str)]
         encoded: dict[Segment, list[int]] = dict(zip(texts, self.encode_texts(texts), strict=True))
-        encoded |= {
-            special: self._special_ids(special) for special in segments if isinstance(special, Special)
-        }
+        encoded |= {mark: self._special_ids(mark) for mark in segments if isinstance(mark, Special)}
         return [[token for segment in row for token in encoded[segment]] for row in rows]
 
     # A question and its answer
@@ -206,10 +202,8 @@ class PromptEncoder:
                 raise BadRowError(f"has a system text that leaves no room for a question: {limit} tokens")
             if conversation.tools:
                 raise BadRowError(f"has tools that leave no room for a question: {limit} tokens")
-            raise DsrunError(
-                f"the prompt format {self.name} alone takes more than {limit} tokens",
-                hint="Raise --max-source-length.",
-            )
+            hint = "Raise --max-source-length."
+            raise DsrunError(f"the prompt format {self.name} alone takes more than {limit} tokens", hint=hint)
         # A guess by the share of tokens that may stay, since an encoding is dear. It is raised until it no longer fits;
         # then the place between the last that fits and the first that doesn't is halved.
         whole = len(question.text) + len(question.extra)

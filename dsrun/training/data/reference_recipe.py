@@ -51,9 +51,8 @@ class ReferenceEncoder:
     ) -> list[list[Encoded] | BadRowError]:
         """See PromptEncoder. Raises DsrunError where prompts are to be trained on, too."""
         if train_on_prompt:
-            raise DsrunError(
-                "trains on responses only", where="--official", hint="Leave --train-on-prompt out."
-            )
+            hint = "Leave --train-on-prompt out."
+            raise DsrunError("trains on responses only", where="--official", hint=hint)
         return [self._encode(conversation, limits) for conversation in conversations]
 
     def _encode(self, conversation: Conversation, limits: Limits) -> list[Encoded] | BadRowError:

@@ -152,9 +152,8 @@ class TemplateEncoder(PromptEncoder):
         before = {name: getattr(self, name) for name in forms}
         self.__dict__.update(forms)
         try:
-            return text in self._rendered(
-                conversation, 0, self._switched(conversation.turns[0]), answered=True
-            )
+            arguments = self._switched(conversation.turns[0])
+            return text in self._rendered(conversation, 0, arguments, answered=True)
         except BadRowError:
             return False
         finally:
@@ -271,7 +270,7 @@ class TemplateEncoder(PromptEncoder):
         return [self._protected(entry, kept) for entry in value] if isinstance(value, list) else value
 
     def _written(self, conversation: Conversation, number: int | None = None) -> Written:
-        """The conversation up to a turn's answer (the last one's, unless said).
+        """The conversation up to a turn's answer (by default the last one's).
 
         Raises BadRowError, and DsrunError where the template writes no conversation so.
         """
@@ -294,9 +293,8 @@ class TemplateEncoder(PromptEncoder):
         )  # fmt: skip
         self._check_rendered(conversation, number, prompt, spoken.text)
         if answer.strip() not in spoken.text:
-            raise BadRowError(
-                f"has an answer of which the chat template leaves something out: {apart.answer[:60]!r}"
-            )
+            left_out = repr(apart.answer[:60])
+            raise BadRowError(f"has an answer of which the chat template leaves something out: {left_out}")
         notes = [RESTORED] * spoken.restored
         if self.facts.knows_thoughts:
             notes.append(WITHOUT_THOUGHTS if wanted is None else WITH_THOUGHTS)
@@ -356,9 +354,8 @@ class TemplateEncoder(PromptEncoder):
         missing = [text for text in wanted if not _stands_in(self._protected(text), prompt)]
         missing += [name for name in calls if name not in prompt and name not in spoken]
         if missing:
-            raise BadRowError(
-                f"uses tools, of which the chat template leaves something out: {missing[0][:60]!r}"
-            )
+            left_out = repr(missing[0][:60])
+            raise BadRowError(f"uses tools, of which the chat template leaves something out: {left_out}")
 
     # Ids
 

@@ -151,6 +151,7 @@ def tokenise(
         if check:
             check([digest.hexdigest() for digest in digests])
         content = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
+        # The rows get their name last: where they are, everybody takes the report and the list to be there, too.
         bad.close()
         if content["bad_rows_file"]:
             Path(bad.name).replace(content["bad_rows_file"])
@@ -224,6 +225,8 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
             processes, multiprocessing.get_context("fork"), initializer=_prepare, initargs=(encoder, data)
         ) as pool:
             try:
+                # Results are taken in the order of the chunks, so that the file doesn't depend on who was quicker. With
+                # two chunks a process in waiting nobody idles, and memory doesn't grow with the file.
                 for chunk in chunks:
                     waiting.append(pool.submit(_encode_here, chunk))
                     if len(waiting) > 2 * processes:
@@ -233,9 +236,8 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
             finally:
                 pool.shutdown(cancel_futures=True)
     except BrokenProcessPool as error:
-        raise DsrunError(
-            "a process that tokenised was ended from outside", hint="Is the machine's memory full?"
-        ) from error
+        hint = "Is the machine's memory full?"
+        raise DsrunError("a process that tokenised was ended from outside", hint=hint) from error
     finally:
         del os.environ[THREADS]
         os.environ |= {} if threads is None else {THREADS: threads}
@@ -395,9 +397,8 @@ class _Report:
 
     def _refuse(self) -> None:
         """Raise DsrunError with the first rows that would be left out."""
-        problems = [
-            Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in self._listed[:MOST_SHOWN]
-        ]
+        shown = self._listed[:MOST_SHOWN]
+        problems = [Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in shown]
         hint = "Fix them, or leave them out of the training: without --strict-data."
         raise DsrunError([*problems[:-1], Problem(problems[-1].what, problems[-1].where, hint)])
 
@@ -417,10 +418,8 @@ class _Report:
             first = self._listed[0]["why"] if self._listed else "there is none"
             plain = all(file["format"] == TEXT for file in self._of_file)
             what = "a text" if plain else "both a prompt and a response"
-            raise DsrunError(
-                f"no row has {what}; the first: {first}",
-                where=", ".join(str(file.path) for file in self._files),
-            )
+            what = f"no row has {what}; the first: {first}"
+            raise DsrunError(what, where=", ".join(str(file.path) for file in self._files))
         ordered = sorted(self.lengths)
         count, tokens = len(ordered), sum(ordered)
         return {

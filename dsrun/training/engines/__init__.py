@@ -147,7 +147,7 @@ class Backend(Protocol):
         """An object by which transformers knows, while it lives, that weights are partitioned as they are made."""
 
     def unaware(self) -> AbstractContextManager[None]:
-        """While it lasts, transformers makes whole models, whatever `awareness` said."""
+        """While it lasts, transformers makes whole models, in spite of `awareness`."""
 
     def held_type(self, job: Job, computed: Any) -> Any:
         """The torch.dtype that a model's weights are held in. computed: the one that is computed with."""

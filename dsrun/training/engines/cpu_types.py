@@ -1,4 +1,4 @@
-"""Which 16-bit types DeepSpeed trains in on this CPU: `python -m dsrun.training.engines.cpu_types` prints a JSON list.
+"""The 16-bit types that DeepSpeed trains in on this CPU, as a JSON list: `python -m dsrun.training.engines.cpu_types`.
 
 DeepSpeed refuses fp16 where oneDNN has no kernels for it (accelerator/cpu_accelerator.py, is_fp16_supported).
 """

@@ -109,7 +109,7 @@ class _Parameters(torch.nn.Module):  # type: ignore[misc]
         self._made = parameters
 
     def parameters(self, recurse: bool = True) -> Iterator[Any]:  # noqa: ARG002
-        """As of any module."""
+        """See torch.nn.Module."""
         yield from self._made
 
 

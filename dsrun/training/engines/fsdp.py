@@ -82,9 +82,8 @@ def fill(job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: tor
         first = min(count, dist.get_rank() % shard * most)
         return first, min(count, first + most) - first
 
-    skeleton.fill_rows(
-        stored, device, rows, lambda part, mould: _stand_in(mould, part.to(_keeps_on(job)), device)
-    )
+    keeps_on = _keeps_on(job)
+    skeleton.fill_rows(stored, device, rows, lambda part, mould: _stand_in(mould, part.to(keeps_on), device))
 
 
 def divided(job: Job, read: Callable[[], Any], outline: Callable[[], Any], device: torch.device) -> Any:
@@ -267,9 +266,8 @@ class Fsdp(MicroSteps):
         if saved.size == weight.shape:
             return torch.zeros_like(weight, dtype=saved.properties.dtype)
         fused = self._optimizer.param_groups[0].get("fused")  # which counts on the device
-        return torch.zeros(
-            saved.size, dtype=saved.properties.dtype, device=weight.to_local().device if fused else "cpu"
-        )
+        device = weight.to_local().device if fused else "cpu"
+        return torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
 
     def _reshard(self) -> None:
         """Make rows of weights again: after a forward without a backward the model's own stay gathered."""
@@ -312,7 +310,7 @@ def _device(job: Job) -> torch.device:
 
 
 def _keeps_on(job: Job) -> torch.device:
-    """Where rows are kept between steps."""
+    """The device that keeps rows between steps."""
     return torch.device("cpu") if _spec(job).offload else _device(job)
 
 

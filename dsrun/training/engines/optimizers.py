@@ -49,11 +49,9 @@ def _class_of(name: str, place: str) -> Any:
         return getattr(importlib.import_module(module), kind)
     except ImportError as error:
         package = OPTIMIZERS[name].package or module
-        raise DsrunError(
-            f"{package} can't be imported: {error}",
-            where=f"--optimizer {name}",
-            hint=f"Install it where the ranks run: pip install {package}",
-        ) from error
+        what = f"{package} can't be imported: {error}"
+        hint = f"Install it where the ranks run: pip install {package}"
+        raise DsrunError(what, where=f"--optimizer {name}", hint=hint) from error
 
 
 def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) -> list[list[Any]]:
@@ -66,11 +64,8 @@ def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) 
     for parameter in parameters:
         size = elements(parameter)
         if size > MOST_ELEMENTS * shares:
-            raise DsrunError(
-                f"a weight has {size:,} elements, and bitsandbytes counts to {MOST_ELEMENTS:,}",
-                where=f"--optimizer {ADAMW_8BIT}",
-                hint="Take --optimizer adamw.",
-            )
+            what = f"a weight has {size:,} elements, and bitsandbytes counts to {MOST_ELEMENTS:,}"
+            raise DsrunError(what, where=f"--optimizer {ADAMW_8BIT}", hint="Take --optimizer adamw.")
         if not groups or size > room:
             groups.append([])
             room = most

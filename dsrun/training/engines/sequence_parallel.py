@@ -34,11 +34,9 @@ def register(job: Job, model: Any) -> Any:
     )
     ranks = mpu.get_sequence_parallel_world_size()
     if "uattn_wrapper" not in _table()[varlen.ATTENTION].__qualname__ or ranks != job.parallel.sp:
-        raise TrainingError(
-            f"DeepSpeed has not put its exchange over {job.parallel.sp} ranks around the attention",
-            where=f"--sp {job.parallel.sp}",
-            hint="Train without it, and report it with the version of DeepSpeed.",
-        )
+        what = f"DeepSpeed has not put its exchange over {job.parallel.sp} ranks around the attention"
+        hint = "Train without it, and report it with the version of DeepSpeed."
+        raise TrainingError(what, where=f"--sp {job.parallel.sp}", hint=hint)
     return mpu
 
 

@@ -60,11 +60,9 @@ def engaged(job: Job, model: Any) -> None:
     ]
     wanted = len(layers) * config.num_hidden_layers
     if len(divided) != wanted:
-        raise TrainingError(
-            f"DeepSpeed has divided {len(divided)} of {wanted} layers over {job.parallel.tp} ranks",
-            where=f"--tp {job.parallel.tp}",
-            hint="Train without it, and report it with the version of DeepSpeed.",
-        )
+        what = f"DeepSpeed has divided {len(divided)} of {wanted} layers over {job.parallel.tp} ranks"
+        hint = "Train without it, and report it with the version of DeepSpeed."
+        raise TrainingError(what, where=f"--tp {job.parallel.tp}", hint=hint)
     for module in model.modules():
         if type(module).__name__ in KINDS:
             setattr(module.weight, WHOLE_ELEMENTS, math.prod(module._orig_weight_shape))

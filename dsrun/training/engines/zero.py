@@ -46,12 +46,10 @@ def check_second_copy(parameters: list[Any], ranks: int) -> None:
     """Raise TrainingError unless, after a forward, released weights have a second copy shared by this many ranks."""
     copies = [weight for weight in parameters if weight.ds_secondary_tensor is not None]
     # Weights that stay gathered after a forward have no second copy.
-    released = [
-        weight for weight in parameters if weight.ds_status.name == "NOT_AVAILABLE" and weight.requires_grad
-    ]
-    wrong = [
-        weight for weight in copies if weight.ds_secondary_tensor.ds_numel * ranks != weight.ds_numel_aligned
-    ]
+    trained = (weight for weight in parameters if weight.requires_grad)
+    released = [weight for weight in trained if weight.ds_status.name == "NOT_AVAILABLE"]
+    parts = ((weight.ds_secondary_tensor.ds_numel, weight.ds_numel_aligned) for weight in copies)
+    wrong = [part for part, whole in parts if part * ranks != whole]
     if wrong or (released and not copies):
         what = f"DeepSpeed keeps a second copy of {len(copies)} weights, of which {len(wrong)} are not"
         raise TrainingError(f"{what} shared by {ranks} ranks", where=SECOND_COPY, hint=HINT)

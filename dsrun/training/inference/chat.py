@@ -46,9 +46,8 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = self._shown = (
-            0  # tokens from _start are decoded again, those before _shown are on the screen
-        )
+        # Tokens from _start are decoded again, those before _shown are on the screen.
+        self._start = self._shown = 0
 
     def add(self, token: int) -> str:
         """The text that the token makes whole; empty while a character is unfinished."""
@@ -218,7 +217,7 @@ class ChatSession:
 
 
 class Terminal:
-    """Where questions come from and answers go: a terminal or a pipe."""
+    """A terminal or a pipe: questions come from there, and answers go there."""
 
     def __init__(self, session: ChatSession) -> None:
         self.session = session

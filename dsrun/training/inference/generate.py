@@ -27,7 +27,7 @@ from dsrun.files import json_text
 from dsrun.job import inference_request
 from dsrun.job.inference_request import Decoding, EvaluationRequest, InferenceModel
 from dsrun.options.table import ANSWERED_AT_ONCE
-from dsrun.training.data.batches import Examples, prompt_batch, training_batch
+from dsrun.training.data.batches import Examples, on, prompt_batch, training_batch
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.tokenizing import describe, tokenise
 from dsrun.training.evaluate import predictions, write_and_score
@@ -171,9 +171,7 @@ def generate(
 
     most: tokens of an answer, end mark included. more: a streamer, stopping criteria.
     """
-    batch = {
-        k: v.to(loaded.model.device) for k, v in prompt_batch(prompts, loaded.tokenizer.pad_token_id).items()
-    }
+    batch = on(loaded.model.device, prompt_batch(prompts, loaded.tokenizer.pad_token_id))
     # Greedy even where tokens are drawn: the noise is in the logits by then (`Noise`).
     output = loaded.model.generate(
         **batch, **more, max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=loaded.end_ids,
@@ -229,7 +227,7 @@ def mean_loss(
 
     def work(chosen: list[int]) -> list[float]:
         batch = training_batch(examples, chosen, loaded.tokenizer.pad_token_id)
-        return [float(target_loss(loaded.model, {k: v.to(loaded.model.device) for k, v in batch.items()}, 1))]
+        return [float(target_loss(loaded.model, on(loaded.model.device, batch), 1))]
 
     progress = Progress("loss: examples", count)
     total = 0.0
@@ -309,9 +307,8 @@ def _written(
     try:
         scores = write_and_score(answers, new, kind, chat_template)
         if path.exists() and not request.overwrite:  # it has come meanwhile
-            raise DsrunError(
-                "exists already and is left as it is", where=str(path), hint="--force replaces it."
-            )
+            hint = "--force replaces it."
+            raise DsrunError("exists already and is left as it is", where=str(path), hint=hint)
         new.replace(path)
     except OSError as error:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(path)) from error

@@ -113,6 +113,8 @@ def targets(model: Any, wanted: str) -> Targets:
             modules[last].add(last)
             if not any(module is left_out for left_out in (output, *routers)):
                 modules[formats.ALL].add(last)
+    # Experts and some routers are bare tensors, which PEFT takes by their whole names behind the layer's number; users
+    # may write any last parts of such a name.
     for mixture in mixtures:
         for name in mixture.tensors:
             tensors[formats.EXPERTS].add(name)

@@ -133,11 +133,9 @@ def prepare_folder(spec: ModelSpec, folder: Path) -> None:
     end.save_pretrained(folder)
     tokenizer = folder_tokenizer(source, spec.tokenizer["style"])
     if len(tokenizer) > config.vocab_size:
-        raise DsrunError(
-            f"has {len(tokenizer)} tokens with the special ones, the model only {config.vocab_size}",
-            where=str(source / "tokenizer.model"),
-            hint="Are tokenizer.model and config.json from one repository?",
-        )
+        what = f"has {len(tokenizer)} tokens with the special ones, the model only {config.vocab_size}"
+        hint = "Are tokenizer.model and config.json from one repository?"
+        raise DsrunError(what, where=str(source / "tokenizer.model"), hint=hint)
     tokenizer.save_pretrained(folder)
 
 

@@ -40,9 +40,8 @@ def compile_layers(model: Any, *, backend: str = BACKEND) -> None:
     """
     layers = layers_of(model)
     if not layers:
-        raise TrainingError(
-            f"{type(model).__name__} doesn't say which of its modules are layers", where="--compile"
-        )
+        what = f"{type(model).__name__} doesn't say which of its modules are layers"
+        raise TrainingError(what, where="--compile")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     attention = model.config._attn_implementation
@@ -58,9 +57,8 @@ def _compile(layer: Any, backend: str) -> None:
 
     kind = type(layer)
     # Since transformers 5.1x the forward itself checkpoints, around the one that was written; before, __call__ did.
-    checkpoints = isinstance(layer, GradientCheckpointingLayer) and "__call__" not in vars(
-        GradientCheckpointingLayer
-    )
+    by_forward = "__call__" not in vars(GradientCheckpointingLayer)
+    checkpoints = by_forward and isinstance(layer, GradientCheckpointingLayer)
     written = (kind.forward.__wrapped__ if checkpoints else kind.forward).__get__(layer)
     compiled = torch.compile(written, dynamic=True, backend=backend)
 

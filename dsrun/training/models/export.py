@@ -246,9 +246,8 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     part.rmdir()
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
-    _correct_config(
-        folder / "config.json", next(one.dtype for one in written.values() if one.is_floating_point())
-    )
+    dtype = next(weight.dtype for weight in written.values() if weight.is_floating_point())
+    _correct_config(folder / "config.json", dtype)
 
 
 def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:

@@ -18,6 +18,7 @@ import torch
 from dsrun.errors import DsrunError
 from dsrun.job.job import Job
 from dsrun.models.liger import fuses_loss, parts
+from dsrun.models.transformers_code import CAPPED, SDPA
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen
 
@@ -75,11 +76,12 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
 
 
 def attention_without_packages(config: Any) -> str:
-    """torch's SDPA; eager for a network whose class in transformers has no other, such as gpt-oss."""
+    """torch's SDPA; eager for a network that it doesn't compute, such as gpt-oss."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return _sdpa(config) if getattr(kind, "_supports_sdpa", True) else "eager"
+    computed = getattr(kind, SDPA, True) and config.get_text_config().model_type not in CAPPED
+    return _sdpa(config) if computed else "eager"
 
 
 def _sdpa(config: Any) -> str:
@@ -140,11 +142,8 @@ def attention_of(job: Job) -> str:
     if wanted == "flash":
         if flash := _flash(AutoConfig.from_pretrained(folder), job.precision):
             return flash
-        raise DsrunError(
-            "transformers has no flash-attn for this model, or can't use the one that is installed",
-            where="--attention flash",
-            hint="Take --attention sdpa.",
-        )
+        what = "transformers has no flash-attn for this model, or can't use the one that is installed"
+        raise DsrunError(what, where="--attention flash", hint="Take --attention sdpa.")
     if wanted == "varlen":
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
@@ -159,11 +158,8 @@ def liger() -> Any:
     try:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
     except ImportError as error:
-        raise DsrunError(
-            f"liger-kernel can't be imported: {error}",
-            where="--liger",
-            hint="Install it where the ranks run (pip install liger-kernel), or train with --no-liger.",
-        ) from error
+        hint = "Install it where the ranks run (pip install liger-kernel), or train with --no-liger."
+        raise DsrunError(f"liger-kernel can't be imported: {error}", where="--liger", hint=hint) from error
     return liger_fused_linear_cross_entropy
 
 
@@ -273,7 +269,7 @@ def _fused(
     num_items_in_batch: int | torch.Tensor | None = None,
     **rest: Any,
 ) -> Any:
-    """As the forward of transformers' causal models and its ForCausalLMLoss (loss/loss_utils.py), without logits."""
+    """The forward of transformers' causal models, with its ForCausalLMLoss (loss/loss_utils.py), without logits."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     hidden = body(*args, **rest).last_hidden_state

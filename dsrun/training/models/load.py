@@ -174,9 +174,8 @@ def _from_chatglm(
     dtype = dtype or next(iter(glm_weights(folder, config).values())).dtype
     skeleton = Skeleton(config, dtype, attn_implementation=attention or attention_without_packages(config))
     _fill(skeleton, checked_weights(folder, skeleton, config), device, job)
-    skeleton.model.generation_config = GenerationConfig(
-        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )
+    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
+    skeleton.model.generation_config = GenerationConfig(**ends)
     return skeleton.model
 
 
@@ -261,11 +260,9 @@ def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
     if wrong := [
         f"{name.replace('_', ' ')}: {', '.join(keys[:5])}" for name, keys in keys_by_kind.items() if keys
     ]:
-        raise DsrunError(
-            f"the weights do not fit the config ({'; '.join(wrong)})",
-            where=str(folder),
-            hint="The rest of them would be random. Is the download complete, and config.json its own?",
-        )
+        what = f"the weights do not fit the config ({'; '.join(wrong)})"
+        hint = "The rest of them would be random. Is the download complete, and config.json its own?"
+        raise DsrunError(what, where=str(folder), hint=hint)
 
 
 # To answer

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import DsrunError
+from dsrun.models.transformers_code import CAPPED
 from dsrun.training import finite
 from dsrun.training.models.weights import open_shard
 
@@ -71,7 +72,7 @@ def attend(
 def add(model: Any, positions: int, dropout: float) -> None:
     """Freeze the model, and give every layer a prefix to be trained.
 
-    Raises DsrunError for a model whose attention can't be told to look at one.
+    Raises DsrunError for a model whose attention can't be replaced.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -98,13 +99,11 @@ def layers_of(model: Any) -> list[Any]:
     ]
     layers.sort(key=lambda module: module.layer_idx)
     numbers = [module.layer_idx for module in layers]
-    known = getattr(model, "_supports_attention_backend", False)
-    if not known or numbers != list(range(model.config.get_text_config().num_hidden_layers)):
-        raise DsrunError(
-            f"{type(model).__name__} has no attention that a prefix can be put before",
-            where="--method ptuning",
-            hint="Use --method lora.",
-        )
+    text = model.config.get_text_config()
+    known = getattr(model, "_supports_attention_backend", False) and text.model_type not in CAPPED
+    if not known or numbers != list(range(text.num_hidden_layers)):
+        what = f"{type(model).__name__} has no attention that a prefix can be put before"
+        raise DsrunError(what, where="--method ptuning", hint="Use --method lora.")
     return layers
 
 

@@ -36,10 +36,8 @@ def build_random_model(spec: ModelSpec, corpus: Path, folder: Path) -> None:
     train_sentencepiece(_texts(corpus), options["vocab_size"], options["max_piece_length"], model_file)
     tokenizer = fast_tokenizer(model_file, spec.tokenizer["style"])
     if len(tokenizer) > config.vocab_size:
-        raise DsrunError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}",
-            where=spec.location,
-        )
+        what = f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}"
+        raise DsrunError(what, where=spec.location)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

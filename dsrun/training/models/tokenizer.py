@@ -25,6 +25,7 @@ GLM4_PATTERN = (
 """The pattern by which GLM-4 cuts a text before it merges bytes (its tokenization_chatglm.py)."""
 RANK_PREFIX, RANK_END = ("[gMASK]", "<sop>"), "<|endoftext|>"
 """The tokens before a text of GLM-4, and the one that ends it."""
+AGAIN = "Download it again."
 SAMPLE_TEXTS = 2000
 SAMPLE_LETTERS = 4000
 
@@ -89,9 +90,9 @@ def fast_tokenizer(model_file: Path, style: str) -> Any:
     vocabulary = {pieces.id_to_piece(index): index for index in range(size)}
     unknown = pieces.id_to_piece(pieces.unk_id())
     merges = _merges(pieces, vocabulary)
-    tokenizer = Tokenizer(
-        BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    bpe = BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    # Whether the model puts a space before a text is tried.
     dummy_prefix = pieces.encode("a", out_type=str)[0].startswith(SPACE)
     steps: list[Any] = [normalizers.Prepend(SPACE)] if dummy_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
@@ -173,16 +174,11 @@ def read_ranks(model_file: Path) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
             where = f"{model_file}:{number}"
-            raise DsrunError(
-                "is no base64 token with its rank", where=where, hint="Download it again."
-            ) from error
+            raise DsrunError("is no base64 token with its rank", where=where, hint=AGAIN) from error
     whole = sorted(ranks.values()) == list(range(len(ranks)))
     if not whole or any(bytes([byte]) not in ranks for byte in range(256)):
-        raise DsrunError(
-            "lacks ranks: they must be 0, 1, 2, ..., and every byte must have one",
-            where=str(model_file),
-            hint="Download it again.",
-        )
+        what = "lacks ranks: they must be 0, 1, 2, ..., and every byte must have one"
+        raise DsrunError(what, where=str(model_file), hint=AGAIN)
     return ranks
 
 
@@ -209,9 +205,7 @@ def specials_of(folder: Path, size: int) -> tuple[str, ...]:
             for place, token in config.get("added_tokens_decoder", {}).items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DsrunError(
-            f"is no tokenizer config: {error}", where=str(path), hint="Download it again."
-        ) from error
+        raise DsrunError(f"is no tokenizer config: {error}", where=str(path), hint=AGAIN) from error
     if not added:
         return SPECIALS["glm-4"]
     if sorted(added) != list(range(size, size + len(added))):
@@ -222,11 +216,8 @@ def specials_of(folder: Path, size: int) -> tuple[str, ...]:
         )
     names = tuple(added[place] for place in sorted(added))
     if missing := [name for name in (*RANK_PREFIX, RANK_END) if name not in names]:
-        raise DsrunError(
-            f"has no special token {', '.join(missing)}",
-            where=str(path),
-            hint="Is it GLM-4's tokenizer_config.json?",
-        )
+        hint = "Is it GLM-4's tokenizer_config.json?"
+        raise DsrunError(f"has no special token {', '.join(missing)}", where=str(path), hint=hint)
     return names
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsrun.models.transformers_code import SDPA
+
 ATTENTION = "dsrun_varlen"
 """The name under which transformers knows this attention."""
 AMPERE = (8, 0)
@@ -74,20 +76,22 @@ def refuses(config: Any) -> str:
     # Before the next: some versions of transformers hand the cap over to an attention from outside.
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"{text.model_type} caps its attention's scores"
-    if not getattr(kind, "_supports_attention_backend", False) or not getattr(kind, "_supports_sdpa", False):
+    if not getattr(kind, "_supports_attention_backend", False) or not getattr(kind, SDPA, False):
         return f"transformers' {text.model_type} takes no attention from outside"
     if getattr(text, "attention_chunk_size", None) is not None:
         return f"{text.model_type} attends in chunks"
     return ""
 
 
-def mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> torch.Tensor | None:
+def mask(batch_size: int, kv_length: int, **options: Any) -> torch.Tensor | None:
     """transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` gets as arguments."""
     from transformers.masking_utils import sdpa_mask
 
-    if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
+    # transformers before 5.4 hands on the queries' positions, later ones their number.
+    queries = options["q_length"] if "q_length" in options else len(options["cache_position"])
+    if batch_size == 1 and queries == kv_length and options.get("attention_mask") is None:
         return None
-    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **options)
+    return sdpa_mask(batch_size=batch_size, kv_length=kv_length, **options)
 
 
 def attend(
@@ -112,6 +116,7 @@ def attend(
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
         raise ValueError(f"this attention doesn't take {unknown[0]}")
     rows, _, tokens, head = query.shape
+    # With a mask, with several rows, or with keys from a cache (answers) there are no borders: torch's SDPA, as always.
     if attention_mask is not None or rows > 1 or key.shape[2] != tokens:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -343,9 +343,9 @@ class Skeleton:
         mould = self._tensors[name]
         if views and source and source.dtype == mould.dtype and device.type == "cpu" and _is_parameter(mould):
             return reader.view(source)
-        target = (
-            torch.empty(mould.shape, dtype=mould.dtype, device=device) if _is_parameter(mould) else mould.data
-        )
+        target = mould.data  # a buffer has its memory already
+        if _is_parameter(mould):
+            target = torch.empty(mould.shape, dtype=mould.dtype, device=device)
         if source is not None:
             reader.copy(source, target)
         return target

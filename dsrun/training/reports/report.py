@@ -92,10 +92,10 @@ class Report:
             self._seconds.append(fields["seconds"])
         if self.tracking:
             self.tracking.metrics(fields)
-        strange = {name: repr(value) for name, value in fields.items() if plain(value) != value}
-        self._append(
-            METRICS, {"time": round(time.time(), 3), **fields, **({"not_finite": strange} if strange else {})}
-        )
+        line = {"time": round(time.time(), 3), **fields}
+        if strange := {name: repr(value) for name, value in fields.items() if plain(value) != value}:
+            line["not_finite"] = strange
+        self._append(METRICS, line)
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that have a step; other lines are left out."""

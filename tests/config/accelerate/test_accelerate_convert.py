@@ -36,24 +36,24 @@ def converted(dsrun, here):
         if not isinstance(content, str):
             name = "given.yaml"
             (here / name).write_text(yaml.safe_dump(content))
-        said = dsrun("convert", name, *words)
-        assert said.code == 0, said.err
-        return said
+        result = dsrun("convert", name, *words)
+        assert result.code == 0, result.err
+        return result
 
     return make
 
 
 def test_the_config_is_the_one_that_accelerate_builds(converted, here):
-    found = json.loads(converted(ZERO_3).out)
+    config = json.loads(converted(ZERO_3).out)
     theirs = deepspeed_of(variables_of(here / "given.yaml"))
     theirs.pop("steps_per_print")
     for section in theirs["zero_optimization"].values():
         if isinstance(section, dict):
             assert section.pop("nvme_path") is None
-    for section in found["zero_optimization"].values():
+    for section in config["zero_optimization"].values():
         if isinstance(section, dict):
             section.pop("nvme_path", None)
-    assert {**found, "gradient_clipping": "auto"} == {**theirs, "gradient_clipping": "auto"}
+    assert {**config, "gradient_clipping": "auto"} == {**theirs, "gradient_clipping": "auto"}
 
 
 def test_there_and_back(converted, here):
@@ -69,23 +69,23 @@ def test_there_and_back(converted, here):
     assert json.loads(converted("named.yaml").out) == json.loads((here / "ds.json").read_text())
 
 
-@since(accelerate="1.15")
+@since(accelerate="1.14")  # before, it leaves settings of version 1 in
 def test_fsdp_1_becomes_what_accelerate_makes_of_it(converted):
     to_fsdp2 = pytest.importorskip("accelerate.commands.to_fsdp2")
-    said = converted(FSDP_1, "--to", "fsdp")
+    result = converted(FSDP_1, "--to", "fsdp")
     theirs = to_fsdp2.convert_config_to_fsdp2(json.loads(json.dumps(FSDP_1)))
-    assert yaml.safe_load(said.out)["fsdp_config"] == theirs["fsdp_config"]
-    assert "fsdp_backward_prefetch" in said.err
+    assert yaml.safe_load(result.out)["fsdp_config"] == theirs["fsdp_config"]
+    assert "fsdp_backward_prefetch" in result.err
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_as_fsdp_and_back(converted, here, stage):
     settings = {**ZERO_3["deepspeed_config"], "zero_stage": stage}
-    said = converted({**ZERO_3, "deepspeed_config": settings}, "--to", "fsdp", "-o", "fsdp.yaml")
-    assert "gradient_accumulation_steps" in said.err, "the script's own, and told so"
-    found = variables_of(here / "fsdp.yaml")
-    assert found["FSDP_RESHARD_AFTER_FORWARD"] == str(stage == 3).lower()
-    assert (found["FSDP_OFFLOAD_PARAMS"], found["ACCELERATE_MIXED_PRECISION"]) == ("true", "bf16")
+    result = converted({**ZERO_3, "deepspeed_config": settings}, "--to", "fsdp", "-o", "fsdp.yaml")
+    assert "gradient_accumulation_steps" in result.err, "the script's own, and told so"
+    config = variables_of(here / "fsdp.yaml")
+    assert config["FSDP_RESHARD_AFTER_FORWARD"] == str(stage == 3).lower()
+    assert (config["FSDP_OFFLOAD_PARAMS"], config["ACCELERATE_MIXED_PRECISION"]) == ("true", "bf16")
     back = json.loads(converted("fsdp.yaml").out)
     assert back["zero_optimization"]["stage"] == stage
     assert back["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
@@ -93,7 +93,7 @@ def test_zero_as_fsdp_and_back(converted, here, stage):
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "told"),
+    ("content", "words", "message"),
     [
         (ZERO_3, ("--to", "accelerate"), "already"),
         ({**ZERO_3, "deepspeed_config": {"zero_stage": 1}}, ("--to", "fsdp"), "stage 2 or 3"),
@@ -108,11 +108,11 @@ def test_zero_as_fsdp_and_back(converted, here, stage):
         ({**FSDP_1, "fsdp_config": {"fsdp_version": 2}}, ("--to", "fsdp"), "already"),
     ],
 )  # fmt: skip
-def test_what_has_no_word_on_the_other_side(dsrun, here, content, words, told):
+def test_what_has_no_word_on_the_other_side(dsrun, here, content, words, message):
     (here / "given.yaml").write_text(yaml.safe_dump(content))
-    said = dsrun("convert", "given.yaml", *words)
-    assert (said.code, said.out) == (1, "")
-    assert told in said.err
+    result = dsrun("convert", "given.yaml", *words)
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err
 
 
 def test_nothing_is_overwritten(dsrun, here):
@@ -128,6 +128,6 @@ def test_a_file_and_settings_beside_it_are_no_config(dsrun, here):
     given = {"distributed_type": "DEEPSPEED", "mixed_precision": "fp16"}
     section = {"deepspeed_config_file": "ds.json", "zero_stage": 3}
     (here / "given.yaml").write_text(yaml.safe_dump({**given, "deepspeed_config": section}))
-    said = dsrun("convert", "given.yaml")
-    assert (said.code, said.out) == (1, "")
-    assert "deepspeed_config.zero_stage and mixed_precision" in said.err
+    result = dsrun("convert", "given.yaml")
+    assert (result.code, result.out) == (1, "")
+    assert "deepspeed_config.zero_stage and mixed_precision" in result.err

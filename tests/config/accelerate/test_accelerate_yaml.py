@@ -107,7 +107,7 @@ def judged(text, path=None, setting=None, selection=None):
     )
 
 
-def found(result):
+def rows(result):
     """(rule, severity, line, column, path) of each finding."""
     return [
         (
@@ -133,7 +133,7 @@ def only(text, **given):
 @pytest.mark.parametrize("name", GOOD)
 def test_good_files(name):
     (result,) = judged(GOOD[name])
-    assert [row for row in found(result) if row[1] != "note"] == []
+    assert [row for row in rows(result) if row[1] != "note"] == []
     assert result.target == "accelerate"
 
 
@@ -188,7 +188,7 @@ def test_what_accelerate_drops_is_kept(tmp_path):
     assert ours["gradient_clipping"] == 0
 
 
-@since(accelerate="1.15")
+@since(accelerate="1.13")  # before, with IPEX
 def test_keys_are_accelerates():
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     launching = pytest.importorskip("accelerate.commands.launch")
@@ -198,11 +198,14 @@ def test_keys_are_accelerates():
     assert set(accelerate_launch.OPTIONS) == {action.dest for action in group._group_actions}
 
 
-@since(accelerate="1.15")
 @pytest.mark.parametrize(
     ("title", "keys"),
     [
-        ("FSDP Arguments", accelerate_launch.FSDP_DEFAULTS),
+        pytest.param(
+            "FSDP Arguments",
+            accelerate_launch.FSDP_DEFAULTS,
+            marks=since(accelerate="1.15"),  # fsdp_activation_checkpointing_offload
+        ),
         ("ParallelismConfig Arguments", accelerate_launch.PARALLELISM_DEFAULTS),
     ],
 )
@@ -276,7 +279,7 @@ def test_places_in_a_flow_mapping():
 
 def test_a_setting_that_is_missing_is_shown_at_the_section():
     (result,) = judged(STAGE_3.replace("  zero3_save_16bit_model: true\n", ""))
-    assert found(result) == [("DS203", "warning", 3, 1, "deepspeed_config.zero3_save_16bit_model")]
+    assert rows(result) == [("DS203", "warning", 3, 1, "deepspeed_config.zero3_save_16bit_model")]
 
 
 def test_texts_name_the_keys_of_the_yaml():
@@ -295,7 +298,7 @@ def test_no_fix_is_offered():
 def test_unknown_keys_at_both_levels():
     text = STAGE_2.replace("zero_stage: 2", "zero_stge: 2").replace("use_cpu: false", "zero_stage: 3")
     (result,) = judged(text)
-    assert found(result) == [
+    assert rows(result) == [
         ("DS683", "error", 2, 76, "deepspeed_config.zero_stge"),
         ("DS681", "error", 7, 1, "zero_stage"),
     ]
@@ -312,7 +315,7 @@ def test_a_key_given_twice():
 
 def test_the_last_of_two_counts():
     (result,) = judged(STAGE_3.replace("  zero_stage: 3\n", "  zero_stage: 2\n  zero_stage: 3\n"))
-    assert [row[0] for row in found(result)] == ["DS022"]
+    assert [row[0] for row in rows(result)] == ["DS022"]
     assert (
         LaunchConfig(yaml_document.read("deepspeed_config: {zero_stage: 1, zero_stage: 3}", "x").value).stage
         == 3
@@ -396,13 +399,13 @@ def test_a_file_where_accelerate_looks(tmp_path, monkeypatch):
     launch, config = judged(NAMED.format(name="ds.json", init="false"), path=Path("configs/launch.yaml"))
     assert launch.findings == ()
     assert (config.name, config.target) == ("ds.json", "accelerate")
-    assert [row[0] for row in found(config) if row[1] == "error"] == ["DS006"]
+    assert [row[0] for row in rows(config) if row[1] == "error"] == ["DS006"]
 
 
 def test_a_file_beside_the_yaml(tmp_path):
     path = write(tmp_path, AUTOS)
     launch, config = judged(NAMED.format(name="ds.json", init="false"), path=tmp_path / "launch.yaml")
-    assert found(launch) == [("DS685", "note", 3, 3, "deepspeed_config.deepspeed_config_file")]
+    assert rows(launch) == [("DS685", "note", 3, 3, "deepspeed_config.deepspeed_config_file")]
     assert config.name == str(path)
     assert config.count("error") == 0
 
@@ -426,7 +429,7 @@ def test_what_stands_beside_the_file(tmp_path):
     text = NAMED.format(name=tmp_path / "ds.json", init="false") + "mixed_precision: 'no'\n"
     text = text.replace("num_machines", "  zero_stage: 2\n  Gradient_Clipping:\nnum_machines")
     launch, _ = judged(text)
-    assert found(launch) == [
+    assert rows(launch) == [
         ("DS684", "error", 5, 3, "deepspeed_config.zero_stage"),
         ("DS684", "error", 6, 3, "deepspeed_config.Gradient_Clipping"),
         ("DS684", "error", 9, 1, "mixed_precision"),
@@ -438,7 +441,7 @@ def test_what_stands_beside_the_file(tmp_path):
 def test_the_stage_is_the_one_of_the_file(tmp_path):
     path = write(tmp_path, AUTOS)
     launch, _ = judged(NAMED.format(name=path, init="true"))
-    assert [row[:4] for row in found(launch)] == [("DS689", "warning", 4, 3)]
+    assert [row[:4] for row in rows(launch)] == [("DS689", "warning", 4, 3)]
     write(tmp_path, {**AUTOS, "zero_optimization": {"stage": 3}})
     launch, _ = judged(NAMED.format(name=path, init="true"))
     assert launch.findings == ()
@@ -448,7 +451,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
     path = write(tmp_path, '{\n  "a": [1\n}')
     launch, config = judged(NAMED.format(name=path, init="true"))
     assert launch.findings == ()
-    ((rule, severity, line, _, _),) = found(config)
+    ((rule, severity, line, _, _),) = rows(config)
     assert (rule, severity, line) == ("DS020", "error", 3)
 
 
@@ -600,7 +603,7 @@ def test_with_hf_trainer_its_arguments_count():
     for target in (None, "hf"):
         (result,) = accelerate_yaml.validate(source, setting, RuleSelection(), target=target)
         assert result.target == "hf"
-        assert [(rule, line) for rule, severity, line, *_ in found(result) if severity == "error"] == [
+        assert [(rule, line) for rule, severity, line, *_ in rows(result) if severity == "error"] == [
             ("DS601", yaml[: yaml.index("gradient_acc")].count("\n") + 1)
         ]
     (result,) = accelerate_yaml.validate(source, setting, RuleSelection(), target="accelerate")

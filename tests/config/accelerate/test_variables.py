@@ -59,7 +59,7 @@ FILES = {
 }  # fmt: skip
 
 
-@since(accelerate="1.15")
+@since(accelerate="1.15")  # FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD
 @pytest.mark.parametrize("name", FILES)
 def test_they_are_accelerates(name, tmp_path):
     path = tmp_path / "launch.yaml"
@@ -69,14 +69,13 @@ def test_they_are_accelerates(name, tmp_path):
     assert variables(launch) == variables_of(path)
 
 
-@since(accelerate="1.15")
 @pytest.mark.parametrize("name", ["fsdp", "fsdp2"])
 def test_the_plugin_reads_them(name):
     utils = pytest.importorskip("accelerate.utils")
-    found = variables(LaunchConfig(FILES[name]))
+    values = variables(LaunchConfig(FILES[name]))
     # The weights of rank 0 are sent by a GPU's own way: version 1 looks for one.
-    found |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-    with utils.patch_environment(**found):
+    values |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+    with utils.patch_environment(**values):
         plugin = utils.FullyShardedDataParallelPlugin()
     assert plugin.fsdp_version == (2 if name == "fsdp2" else 1)
     assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"

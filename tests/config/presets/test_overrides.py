@@ -34,13 +34,13 @@ ZERO = "zero_optimization"
     ],
 )
 def test_good(text, value):
-    (found,) = parse([text], "deepspeed").values()
-    assert found == value
-    assert type(found) is type(value)
+    (parsed,) = parse([text], "deepspeed").values()
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("stage=2", "It belongs at zero_optimization.stage"),
         ("fp16.stage=2", "It belongs at zero_optimization.stage"),
@@ -73,10 +73,10 @@ def test_good(text, value):
         (f"{ZERO}.stage={'[' * 50000}", "one of 0, 1, 2, 3"),
     ],
 )
-def test_bad(text, said):
+def test_bad(text, message):
     with pytest.raises(DsrunError) as caught:
         parse([text], "deepspeed")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "--set" in str(caught.value)
 
 

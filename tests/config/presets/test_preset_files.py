@@ -180,7 +180,7 @@ def test_a_circle_is_named_with_its_files(lab):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "texts"),
     [
         ('summery = "x"', ["unknown key 'summery'", "Did you mean 'summary'?", "has no summary"]),
         ('summary = ""', ["has no summary"]),
@@ -212,12 +212,12 @@ def test_a_circle_is_named_with_its_files(lab):
         ('summary = "x"\n[config]\nbf16 = true', ["bad.toml: $.bf16", "a section"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_name(lab, text, said):
+def test_what_is_wrong_with_a_file_is_said_with_its_name(lab, text, texts):
     write(lab, "bad", text)
     with pytest.raises(DsrunError) as caught:
         build_config("bad", Options())
     assert "bad.toml" in str(caught.value)
-    for part in said:
+    for part in texts:
         assert part in str(caught.value)
 
 

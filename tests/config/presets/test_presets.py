@@ -140,8 +140,8 @@ def test_a_preset_introduces_itself(name, dsrun, monkeypatch, tmp_path):
     found = re.search(rf"^#   dsrun (preset {name} .*)$", header, re.MULTILINE)
     assert found
     assert "Not " in header
-    said = dsrun(*found[1].split())
-    assert said.code == 0
+    result = dsrun(*found[1].split())
+    assert result.code == 0
     assert (tmp_path / "deepspeed.json").is_file()
 
 

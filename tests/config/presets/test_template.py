@@ -49,7 +49,7 @@ def test_a_lab_adds_to_the_shipped_part(lab):
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "texts"),
     [
         ("\n\n{{ presett.x | tojson }}", ["batch.json.j2:3", "'presett' is undefined"]),
         ("{{ preset.nothing | tojson }}", ["batch.json.j2:1", "nothing"]),
@@ -65,11 +65,11 @@ def test_a_lab_adds_to_the_shipped_part(lab):
         ('"gradient_clip": {{ 1 | tojson }},', ["$.gradient_clip", "DS001", "gradient_clipping?"]),
     ],
 )
-def test_faults_are_said_with_their_place(lab, part, said):
+def test_faults_are_said_with_their_place(lab, part, texts):
     (lab / "templates" / "batch.json.j2").write_text(part)
     with pytest.raises(DsrunError) as caught:
         build_config("zero2", Options())
-    for text in said:
+    for text in texts:
         assert text in str(caught.value)
 
 

@@ -13,16 +13,16 @@ CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 def test_the_commonest_rules_are_explained():
-    found = explanations()
-    assert len(found) >= 40
-    assert list(found) == sorted(found)
-    assert found.keys() <= {rule.id for rule in find_rules()}
+    known = explanations()
+    assert len(known) >= 40
+    assert list(known) == sorted(known)
+    assert known.keys() <= {rule.id for rule in find_rules()}
 
 
 @pytest.mark.parametrize("rule_id", explanations())
 def test_every_text_is_chinese(rule_id):
-    one = explanations()[rule_id]
-    for text in (one.title, one.means, one.next):
+    explanation = explanations()[rule_id]
+    for text in (explanation.title, explanation.means, explanation.next):
         assert CHINESE.search(text)
         assert not text.endswith(" ") and "TODO" not in text
-    assert one.means.endswith("。") and one.next.endswith("。")
+    assert explanation.means.endswith("。") and explanation.next.endswith("。")

@@ -35,5 +35,5 @@ def warmup(**params):
     ],
 )
 def test_one_error(given, expected):
-    found = [finding for finding in run(*example(given)) if finding.severity == "error"]
-    assert [f"{finding.rule} {finding.path}" for finding in found] == expected
+    errors = [finding for finding in run(*example(given)) if finding.severity == "error"]
+    assert [f"{finding.rule} {finding.path}" for finding in errors] == expected

@@ -58,14 +58,14 @@ TYPES = {"boolean": bool, "integer": int, "number": float}
 def test_as_pydantic_has_it(name, value):
     """What it converts is converted alike; what is here left alone may still be converted there."""
     pydantic = pytest.importorskip("pydantic")
-    found = converted(value, {"type": name})
+    result = converted(value, {"type": name})
     try:
         wanted = pydantic.TypeAdapter(TYPES[name]).validate_python(value)
     except (pydantic.ValidationError, OverflowError):
         wanted = tree.MISSING
-    if found is not tree.MISSING:
+    if result is not tree.MISSING:
         assert wanted is not tree.MISSING, "DeepSpeed refuses it"
-        assert wanted == found
+        assert wanted == result
 
 
 @pytest.mark.parametrize(

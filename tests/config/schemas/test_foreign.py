@@ -17,8 +17,8 @@ EVERYWHERE = {**PATHS, **NAMES}
 def own_names():
     """Every key of every known DeepSpeed, aliases included."""
 
-    def walk(found):
-        for key, below in found.get("properties", {}).items():
+    def walk(node):
+        for key, below in node.get("properties", {}).items():
             yield key
             yield from walk(below)
 

@@ -14,10 +14,10 @@ ZERO = "zero_optimization"
 
 def advised(config, target="deepspeed"):
     """path -> (what is advised, the fix) of every key that is none of DeepSpeed's."""
-    found = schema_violations.check(schema.load(), config, target)
+    violations = schema_violations.check(schema.load(), config, target)
     return {
         violation.path: (violation.suggestion, violation.fix)
-        for violation in found
+        for violation in violations
         if violation.kind in ("unknown", "foreign", "removed")
     }
 
@@ -153,8 +153,8 @@ UNFIXED = [
 
 @pytest.mark.parametrize(("path", "value", "advice"), UNFIXED)
 def test_advice_without_a_fix(path, value, advice):
-    found, fix = of(path, value)
-    assert advice in found
+    text, fix = of(path, value)
+    assert advice in text
     assert fix is None
 
 
@@ -175,8 +175,8 @@ def test_a_section_by_its_own_name_inside_itself():
     ],
 )
 def test_a_key_of_the_section_beside_may_be_taken_out(path, value, advice, safety):
-    found, fix = of(path, value)
-    assert advice in found
+    text, fix = of(path, value)
+    assert advice in text
     assert in_words(path, fix) == ("", safety)
 
 
@@ -194,8 +194,8 @@ def test_a_key_of_the_section_beside_may_be_taken_out(path, value, advice, safet
     ],
 )
 def test_no_fix_where_the_place_is_taken(config, path, advice):
-    found, fix = advised(config)[path]
-    assert found.startswith(f"{advice} ")
+    text, fix = advised(config)[path]
+    assert text.startswith(f"{advice} ")
     assert fix is None
 
 

@@ -45,13 +45,13 @@ def until(path):
 
 def defaults(path):
     """Version -> default, where it differs from the version before."""
-    found = {}
+    known = {}
     for name in VERSIONS:
         if path in KEYS[name]:
             value = KEYS[name][path].get("default")
-            if not found or [*found.values()][-1] != value:
-                found[name] = value
-    return found
+            if not known or [*known.values()][-1] != value:
+                known[name] = value
+    return known
 
 
 # Each schema by itself
@@ -69,12 +69,12 @@ def test_it_is_what_it_was(name):
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_it_is_a_valid_schema_of_its_version(name):
-    found = SCHEMAS[name]
-    Draft202012Validator.check_schema(found)
-    assert found["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
-    assert found["$id"].endswith(f"/deepspeed-{name}.schema.json")
-    assert found["x-deepspeed-version"].startswith(f"{name}.")
-    assert found["title"] == f"DeepSpeed {name} configuration"
+    of_version = SCHEMAS[name]
+    Draft202012Validator.check_schema(of_version)
+    assert of_version["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
+    assert of_version["$id"].endswith(f"/deepspeed-{name}.schema.json")
+    assert of_version["x-deepspeed-version"].startswith(f"{name}.")
+    assert of_version["title"] == f"DeepSpeed {name} configuration"
 
 
 @pytest.mark.parametrize("name", VERSIONS)

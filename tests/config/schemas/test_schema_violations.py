@@ -99,9 +99,9 @@ def test_checks_and_rules_never_break(path, value, target):
     ],
 )
 def test_each_kind(config, target, kind, path):
-    assert [(found.kind, found.path) for found in schema_violations.check(SCHEMA, config, target)] == [
-        (kind, path)
-    ]
+    assert [
+        (violation.kind, violation.path) for violation in schema_violations.check(SCHEMA, config, target)
+    ] == [(kind, path)]
 
 
 def test_comments_and_good_autos_pass():

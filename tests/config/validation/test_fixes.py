@@ -69,9 +69,9 @@ def values(result):
 def named(path, result):
     """Whether a finding is about a key or a section around it, or speaks of the key."""
     findings = [found.finding for found in result.findings]
-    told = " ".join(f"{found.path} {found.message} {found.suggestion}" for found in findings)
+    words = " ".join(f"{found.path} {found.message} {found.suggestion}" for found in findings)
     around = [found.path for found in findings if found.path != "zero_optimization"]
-    return path.rpartition(".")[2] in told or any(tree.under(path, other) for other in around)
+    return path.rpartition(".")[2] in words or any(tree.under(path, other) for other in around)
 
 
 def name(case):

@@ -26,9 +26,9 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def names(*given: str) -> list[str]:
-    found, problems = gather(given)
+    texts, problems = gather(given)
     assert problems == []
-    return [source.name for source in found]
+    return [source.name for source in texts]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def names(*given: str) -> list[str]:
 def test_what_looks_like_a_config(folder, name, data, taken):
     (folder / "sub").mkdir()
     (folder / "sub" / name).write_bytes(data)
-    found, problems = gather(["sub"])
-    assert [source.name for source in found] == ([f"sub/{name}"] if taken else [])
+    texts, problems = gather(["sub"])
+    assert [source.name for source in texts] == ([f"sub/{name}"] if taken else [])
     assert bool(problems) != taken
 
 
@@ -113,8 +113,8 @@ def test_base64_in_a_file_is_no_config(folder):
 def test_all_problems_at_once(folder):
     (folder / "empty").mkdir()
     (folder / "good.json").write_bytes(CONFIG)
-    found, problems = gather(["goood.json", "empty", "good.json", "good.json/x", "a" * 300])
-    assert [source.name for source in found] == ["good.json"]
+    texts, problems = gather(["goood.json", "empty", "good.json", "good.json/x", "a" * 300])
+    assert [source.name for source in texts] == ["good.json"]
     assert [problem.where for problem in problems] == ["goood.json", "empty", "good.json/x", "a" * 300]
     assert "good.json" in problems[0].hint
 

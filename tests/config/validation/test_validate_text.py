@@ -16,10 +16,10 @@ ROOT = b'{"train_batch_size": 1, '
 def places(data: bytes, **given) -> dict[str, tuple[str, int, int]]:
     """rule -> (path, line, column) of its first finding."""
     result = validate(data, "x.json", Setting(**given))
-    found: dict[str, tuple[str, int, int]] = {}
+    first: dict[str, tuple[str, int, int]] = {}
     for located in result.findings:
-        found.setdefault(located.finding.rule, (located.path, located.place.line, located.place.column))
-    return found
+        first.setdefault(located.finding.rule, (located.path, located.place.line, located.place.column))
+    return first
 
 
 def fixed(
@@ -54,8 +54,8 @@ def test_an_alias_is_found_where_it_stands():
 def test_slips_are_shown_where_they_stand():
     text = b'{\n  // one\n  "train_batch_size": 1, // two\n  "steps_per_print": 1,\n}'
     result = validate(text, "x.json", Setting(), target="hf", selection=RuleSelection(select=("DS021",)))
-    found = [(located.place.line, located.place.column) for located in result.findings]
-    assert found == [(2, 3), (3, 26), (4, 23)]
+    lines = [(located.place.line, located.place.column) for located in result.findings]
+    assert lines == [(2, 3), (3, 26), (4, 23)]
     assert places(text)["DS025"][1:] == (2, 3)
 
 

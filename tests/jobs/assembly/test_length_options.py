@@ -54,7 +54,7 @@ def refusal(*args, **given) -> str:
 def test_lengths_come_from_the_data(folder):
     found = planned(folder, [(20, 70)] * 30)
     assert (found.job.data.max_source_length, found.job.data.max_target_length) == (64, 128)
-    assert found.asked.origins["max_target_length"].source == Source.DERIVED
+    assert found.resolved.origins["max_target_length"].source == Source.DERIVED
     assert any("64" in note and "128" in note and "lengths" in note for note in found.notes)
     asked = planned(folder, [(20, 70)] * 30, max_target_length=100).job.data
     assert (asked.max_source_length, asked.max_target_length) == (64, 100)

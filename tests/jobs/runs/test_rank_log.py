@@ -195,6 +195,62 @@ def test_only_lines_with_a_pattern(log):
     assert texts(RankLog(log, grep=re.compile("^step"))) == ["step 1", "step 3"]
 
 
+SAID = [
+    "Out of memory",
+    "out of memory",
+    "36 \u212a, no k",
+    "a\u017fk",
+    "损坏",
+    "50%\rdone: loss 3",
+    "loss\r100%",
+    "a.b",
+    "axb",
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "out of memory",
+        "(?i)OUT of",
+        "(?i)k",
+        "k",
+        "(?i)ask",
+        "loss",
+        "%",
+        "a.b",
+        "损",
+        "(?i)x|y",
+        "^a",
+        "z",
+        "(?i)z",
+    ],
+)
+@pytest.mark.parametrize("flags", [0, re.I, re.X])
+def test_words_that_a_block_lacks_are_looked_for_at_once(tmp_path, pattern, flags):
+    """What is told is the same as line by line, one line in a block or all of them."""
+    wanted = re.compile(pattern, flags)
+    drawn = [text.rpartition("\r")[2] for text in SAID]
+    (tmp_path / "all").write_bytes("\n".join(SAID).encode())
+    assert texts(RankLog(tmp_path / "all", grep=wanted)) == [
+        one for one in drawn if one and wanted.search(one)
+    ]
+    for number, text in enumerate(SAID):
+        (tmp_path / f"{number}").write_bytes(f"{text}\n".encode())
+        found = texts(RankLog(tmp_path / f"{number}", grep=wanted))
+        assert found == [one for one in drawn[number : number + 1] if one and wanted.search(one)], text
+
+
+def test_lines_without_the_words_are_not_looked_at(tmp_path, monkeypatch):
+    (tmp_path / "log").write_text("step 1\nstep 2\n" * 9000)
+    looked_at = []
+    monkeypatch.setattr(rank_log, "_drawn", lambda raw: looked_at.append(raw) or raw.decode())
+    assert texts(RankLog(tmp_path / "log", grep=re.compile("(?i)memory"))) == []
+    assert looked_at == []
+    assert len(texts(RankLog(tmp_path / "log", grep=re.compile("step 1")))) == 9000
+
+
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [

@@ -69,13 +69,16 @@ def test_a_run_that_one_may_not_read_is_not_called_missing(closed):
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "stop", "report", "rerun", "diagnose", "runs"])
-def test_every_command_says_so(closed, command, tmp_path):
+def test_every_command_says_so(shared, closed, command, monkeypatch):
+    shared.chmod(0o777)  # a page that is written would be another one than was asked for
+    monkeypatch.chdir(shared)
     CliRunner().invoke(cli.cli, [command, "nowhere"])  # imports come first: nobody may not read root's Python
     with somebody_else():
         done = CliRunner().invoke(cli.cli, [command, str(closed)], catch_exceptions=True)
         text = f"{done.output} {done.exception}"
     assert "Permission denied" in text, text
     assert "holds no" not in text and "broken" not in text
+    assert [path.name for path in shared.iterdir()] == ["lab"]
 
 
 def test_a_closed_folder_is_no_place_for_a_run(shared):

@@ -97,6 +97,24 @@ def test_broken_states_are_none(tmp_path):
     assert (ranks.states(), ranks.ends) == ({}, {})
 
 
+def test_ranks_of_the_next_attempt_are_another_agents(tmp_path):
+    """An agent that was stopped goes on, and the job has been started again: it ends its own rank, not the new one."""
+    ranks = RankWatch(tmp_path, range(3))
+    (tmp_path / "state").mkdir()
+
+    def write(rank, pid, **more):
+        text = json.dumps({"rank": rank, "pid": pid, "status": "running", **more})
+        (tmp_path / "state" / f"rank-{rank}.json").write_text(text)
+
+    for rank in range(3):
+        write(rank, 10 + rank, supervisor=os.getpid())
+    assert ranks.pids() == [10, 11, 12]
+    write(1, 21, supervisor=os.getpid() + 1)
+    write(2, 22)  # of an older dsrun
+    ranks.close()
+    assert ranks.pids() == [10, 11, 22]
+
+
 def test_a_state_that_changes_is_seen(tmp_path):
     ranks = RankWatch(tmp_path, [0])
     (tmp_path / "state").mkdir()

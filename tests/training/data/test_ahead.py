@@ -58,6 +58,6 @@ def test_only_a_gpus_batches_are_pinned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: ("pinned", self))
     batch = {"input_ids": torch.ones(2), "max_length_q": 7}
     assert pinned(batch, CPU) is batch
-    found = pinned(batch, torch.device("cuda", 1))
-    assert found["input_ids"][0] == "pinned"
-    assert found["max_length_q"] == 7
+    pinned_batch = pinned(batch, torch.device("cuda", 1))
+    assert pinned_batch["input_ids"][0] == "pinned"
+    assert pinned_batch["max_length_q"] == 7

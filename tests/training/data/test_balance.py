@@ -19,9 +19,9 @@ from dsrun.training.data.balance import balance, balance_well, shard, shard_padd
 )
 def test_heaps_are_even_and_none_is_heavier_than_so_many_of_the_largest(heaps, each, data):
     weights = data.draw(st.lists(st.integers(1, 500), min_size=heaps * each, max_size=heaps * each))
-    found = balance(weights, heaps)
-    assert sorted(place for heap in found for place in heap) == list(range(heaps * each))
-    sums = [sum(weights[place] for place in heap) for heap in found]
+    balanced = balance(weights, heaps)
+    assert sorted(place for heap in balanced for place in heap) == list(range(heaps * each))
+    sums = [sum(weights[place] for place in heap) for heap in balanced]
     assert min(sums) > 0
     assert max(sums) <= each * max(weights)
     assert max(sums) - min(sums) <= max(weights)

@@ -20,14 +20,14 @@ PROMPTS = ["类型#裙*颜色#红色", "hello  world", "two\nlines", " leading",
 def tokenizers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizers")
     train_sentencepiece(_texts(dataset_folder("advertise")), 1200, 3, folder / "tokenizer.model")
-    found = {style: fast_tokenizer(folder / "tokenizer.model", style) for style in ("chatglm2", "llama")}
-    found["chatglm3"] = fast_tokenizer(folder / "tokenizer.model", "chatglm2")
+    by_style = {style: fast_tokenizer(folder / "tokenizer.model", style) for style in ("chatglm2", "llama")}
+    by_style["chatglm3"] = fast_tokenizer(folder / "tokenizer.model", "chatglm2")
     roles = ["<|system|>", "<|user|>", "<|assistant|>"]
-    found["chatglm3"].add_special_tokens({"additional_special_tokens": roles})
-    found["llama3"] = fast_tokenizer(folder / "tokenizer.model", "llama")
+    by_style["chatglm3"].add_special_tokens({"additional_special_tokens": roles})
+    by_style["llama3"] = fast_tokenizer(folder / "tokenizer.model", "llama")
     names = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    found["llama3"].add_special_tokens({"additional_special_tokens": names})
-    return found
+    by_style["llama3"].add_special_tokens({"additional_special_tokens": names})
+    return by_style
 
 
 STYLES = {"chatglm2": "chatglm2", "chatglm3": "chatglm3", "glm-4": "chatglm3", "llama-3": "llama3"}

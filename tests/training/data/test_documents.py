@@ -60,8 +60,8 @@ def test_a_document_in_pieces_begins_and_ends_once(encoder):
         TextDocument("cd", begins=False, ends=False),
         TextDocument("ef", begins=False),
     ]
-    found = encode_documents(encoder, parts, Limits(50, 50))
-    ids = [token for windows in found for window in windows for token in window.ids]
+    encoded_parts = encode_documents(encoder, parts, Limits(50, 50))
+    ids = [token for windows in encoded_parts for window in windows for token in window.ids]
     assert ids.count(END) == 1 and ids[-1] == END
     assert ids.count(BEGIN) <= 1 and BEGIN not in ids[1:]
 

@@ -176,8 +176,8 @@ class Deaf(torch.nn.Module):
         self.inner, self.config, self.device = inner, inner.config, torch.device("cpu")
         self.names, self.more = names, more
 
-    def forward(self, **told):
-        return self.inner(**{name: told[name] for name in told if name in self.names}, **self.more)
+    def forward(self, **options):
+        return self.inner(**{name: options[name] for name in options if name in self.names}, **self.more)
 
 
 class Strict(torch.nn.Module):
@@ -187,10 +187,10 @@ class Strict(torch.nn.Module):
         super().__init__()
         self.inner, self.config, self.device, self.refused = inner, inner.config, torch.device("cpu"), refused
 
-    def forward(self, **told):
-        for name in sorted(self.refused & set(told)):
+    def forward(self, **options):
+        for name in sorted(self.refused & set(options)):
             raise TypeError(f"forward() got an unexpected keyword argument '{name}'")
-        return self.inner(**told)
+        return self.inner(**options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,10 +286,10 @@ def test_one_line_is_worth_more_where_its_prompts_need_no_logits():
 
 
 def test_the_positions_of_each_row_begin_anew():
-    found = borders([3, 1, 2], "cpu", unmasked=True)
-    assert found["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
-    assert found["cu_seq_lens_q"].tolist() == [0, 3, 4, 6]
-    assert found["cu_seq_lens_q"].dtype == torch.int32
+    arguments = borders([3, 1, 2], "cpu", unmasked=True)
+    assert arguments["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
+    assert arguments["cu_seq_lens_q"].tolist() == [0, 3, 4, 6]
+    assert arguments["cu_seq_lens_q"].dtype == torch.int32
 
 
 @pytest.mark.parametrize(

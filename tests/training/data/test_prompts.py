@@ -38,11 +38,11 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def tokenizers(fast):
     """Format -> a tokenizer with the special tokens that it needs."""
-    found = {}
+    by_name = {}
     for name in FORMATS:
-        found[name] = fast(STYLES.get(name, "llama"))
-        found[name].add_special_tokens({"additional_special_tokens": ROLES.get(name, [])})
-    return found
+        by_name[name] = fast(STYLES.get(name, "llama"))
+        by_name[name].add_special_tokens({"additional_special_tokens": ROLES.get(name, [])})
+    return by_name
 
 
 @pytest.fixture
@@ -55,20 +55,20 @@ def sequence(
 ) -> Encoded:
     """A conversation of one turn as it is trained on."""
     talk = Conversation((Turn(prompt, response),))
-    (((found,)),) = encoder.encode_conversations([talk], Limits(source, target))
-    return found
+    (((encoded,)),) = encoder.encode_conversations([talk], Limits(source, target))
+    return encoded
 
 
 def one(encoder, prompt: str, limit: int = 10_000) -> list[int]:
     """A prompt's ids."""
-    found = sequence(encoder, prompt, source=limit)
-    return found.ids[: found.prompt_tokens]
+    encoded = sequence(encoder, prompt, source=limit)
+    return encoded.ids[: encoded.prompt_tokens]
 
 
 def answer(encoder, response: str, limit: int = 10_000) -> list[int]:
     """A response's ids, with its end mark."""
-    found = sequence(encoder, "q", response, target=limit)
-    return found.ids[found.prompt_tokens :]
+    encoded = sequence(encoder, "q", response, target=limit)
+    return encoded.ids[encoded.prompt_tokens :]
 
 
 def special_ids(tokenizer) -> set[int]:
@@ -80,19 +80,19 @@ def special_ids(tokenizer) -> set[int]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_chatglm2s_frame(encoder, pieces, prompt):
-    found = encoder("chatglm2")
+    format_encoder = encoder("chatglm2")
     gmask, sop = pieces.get_piece_size() + 1, pieces.get_piece_size() + 3  # [MASK] [gMASK] [sMASK] sop eop
-    assert one(found, prompt) == [gmask, sop, *pieces.encode(f"[Round 1]\n\n问：{prompt}\n\n答：")]
-    assert found.end_ids == [pieces.eos_id()] == [2]
+    assert one(format_encoder, prompt) == [gmask, sop, *pieces.encode(f"[Round 1]\n\n问：{prompt}\n\n答：")]
+    assert format_encoder.end_ids == [pieces.eos_id()] == [2]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_chatglm3s_frame(encoder, tokenizers, pieces, prompt):
-    found, names = encoder("chatglm3"), tokenizers["chatglm3"].get_vocab()
+    format_encoder, names = encoder("chatglm3"), tokenizers["chatglm3"].get_vocab()
     gmask, sop = pieces.get_piece_size() + 1, pieces.get_piece_size() + 3
     role = [names["<|user|>"], *pieces.encode("\n"), *pieces.encode(prompt), names["<|assistant|>"]]
-    assert one(found, prompt) == [gmask, sop, *role]
-    assert answer(found, "好") == [*pieces.encode("\n"), *pieces.encode("好"), 2]
+    assert one(format_encoder, prompt) == [gmask, sop, *role]
+    assert answer(format_encoder, "好") == [*pieces.encode("\n"), *pieces.encode("好"), 2]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -102,13 +102,13 @@ def test_llama_2s_frame(encoder, pieces, prompt):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_llama_3s_frame(encoder, tokenizers, prompt):
-    found = encoder("llama-3")
+    format_encoder = encoder("llama-3")
     names = tokenizers["llama-3"].get_vocab()
     start, end, over = (names[name] for name in ROLES["llama-3"])
-    ids = one(found, prompt)
+    ids = one(format_encoder, prompt)
     assert [token for token in ids if token in {1, start, end, over}] == [1, start, end, over, start, end]
     assert ids[0] == 1
-    assert found.end_ids == [over]
+    assert format_encoder.end_ids == [over]
 
 
 @pytest.mark.parametrize("name", ["plain", "alpaca"])
@@ -119,9 +119,9 @@ def test_frames_of_text(encoder, pieces, name, prompt):
 
 
 def test_no_beginning_where_the_tokenizer_has_none(fast, pieces):
-    found = encoder_for(fast("chatglm2"), "plain")
-    assert found.tokenizer.bos_token_id is None
-    assert one(found, "a") == pieces.encode("a\n")
+    format_encoder = encoder_for(fast("chatglm2"), "plain")
+    assert format_encoder.tokenizer.bos_token_id is None
+    assert one(format_encoder, "a") == pieces.encode("a\n")
 
 
 # Special tokens in a user's text
@@ -130,10 +130,10 @@ def test_no_beginning_where_the_tokenizer_has_none(fast, pieces):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_special_tokens_in_a_prompt_stay_text(encoder, tokenizers, name, text):
-    found, special = encoder(name), special_ids(tokenizers[name])
+    format_encoder, special = encoder(name), special_ids(tokenizers[name])
 
     def specials(prompt):
-        return [token for token in one(found, prompt) if token in special]
+        return [token for token in one(format_encoder, prompt) if token in special]
 
     assert specials(text) == specials("harmless")
 
@@ -141,9 +141,13 @@ def test_special_tokens_in_a_prompt_stay_text(encoder, tokenizers, name, text):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_special_tokens_in_a_response_stay_text(encoder, tokenizers, name, text):
-    found, special = encoder(name), special_ids(tokenizers[name])
-    ids = answer(found, text)
-    assert [token for token in ids if token in special] == found.end_ids == ids[-len(found.end_ids) :]
+    format_encoder, special = encoder(name), special_ids(tokenizers[name])
+    ids = answer(format_encoder, text)
+    assert (
+        [token for token in ids if token in special]
+        == format_encoder.end_ids
+        == ids[-len(format_encoder.end_ids) :]
+    )
 
 
 def test_special_texts_are_what_sentencepiece_makes_of_them(encoder, pieces):
@@ -197,18 +201,18 @@ def test_auto_is_plain_without_a_template(tokenizers):
     ["类型#裙*颜色#红色*" * 30, "word " * 200, "🙂" * 80, "a" * 700, " " * 300, "\n" * 300, "答：" * 99],
 )
 def test_a_long_prompt_loses_its_end_and_never_its_frame(tokenizers, chatting, name, prompt):
-    found = encoder_for(chatting if name == "chat-template" else tokenizers[name], name)
-    frame = len(one(found, ""))
-    whole = one(found, prompt)
+    format_encoder = encoder_for(chatting if name == "chat-template" else tokenizers[name], name)
+    frame = len(one(format_encoder, ""))
+    whole = one(format_encoder, prompt)
     for limit in (frame, frame + 1, frame + 2, frame + 7, 64, 100):
         if limit < frame or limit >= len(whole):
             continue
-        assert sequence(found, prompt, source=limit).shortened
-        ids = one(found, prompt, limit)
+        assert sequence(format_encoder, prompt, source=limit).shortened
+        ids = one(format_encoder, prompt, limit)
         assert len(ids) <= limit
-        kept = next((k for k in range(len(prompt) + 1) if one(found, prompt[:k]) == ids), None)
+        kept = next((k for k in range(len(prompt) + 1) if one(format_encoder, prompt[:k]) == ids), None)
         assert kept is not None, "what is left is the frame around a beginning of the prompt"
-        assert len(one(found, prompt[: kept + 1])) > limit, "one character more would not fit"
+        assert len(one(format_encoder, prompt[: kept + 1])) > limit, "one character more would not fit"
 
 
 def test_only_long_prompts_are_shortened_and_counted(encoder):
@@ -224,10 +228,10 @@ def test_only_long_prompts_are_shortened_and_counted(encoder):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_limit_below_the_frame_is_refused(encoder, name):
-    found = encoder(name)
-    frame = len(one(found, ""))
+    format_encoder = encoder(name)
+    frame = len(one(format_encoder, ""))
     with pytest.raises(DsrunError, match=name) as caught:
-        sequence(found, "a long prompt " * 9, source=frame - 1)
+        sequence(format_encoder, "a long prompt " * 9, source=frame - 1)
     assert "--max-source-length" in caught.value.problems[0].hint
 
 
@@ -235,13 +239,13 @@ def test_a_limit_below_the_frame_is_refused(encoder, name):
 
 
 def test_a_response_ends_with_its_mark_and_fits(encoder, pieces):
-    found = encoder("chatglm2")
+    format_encoder = encoder("chatglm2")
     texts = ["好", "一条红色的裙子。" * 9, ""]
     whole = [pieces.encode(text) for text in texts]
-    assert [sequence(found, "q", text, target=10).cut for text in texts] == [False, True, False]
-    assert [answer(found, text, 10) for text in texts] == [[*whole[0], 2], whole[1][:10], [2]]
+    assert [sequence(format_encoder, "q", text, target=10).cut for text in texts] == [False, True, False]
+    assert [answer(format_encoder, text, 10) for text in texts] == [[*whole[0], 2], whole[1][:10], [2]]
     exact = len(whole[1]) + 1
-    assert [answer(found, text, exact) for text in texts] == [[*part, 2] for part in whole]
+    assert [answer(format_encoder, text, exact) for text in texts] == [[*part, 2] for part in whole]
 
 
 def test_nothing_to_encode(encoder):

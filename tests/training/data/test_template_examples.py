@@ -154,9 +154,9 @@ def test_the_ids_are_those_that_transformers_renders(template):
     arguments = {"enable_thinking": False} if made.facts.switch else {}
     talk = Conversation((Turn("q", "hello\n\nyou"),), "s")
     (((sequence,)),) = made.encode_conversations([talk], WIDE)
-    asked = rendered(made, messages[:-1], add_generation_prompt=True, **arguments)
+    prompt_ids = rendered(made, messages[:-1], add_generation_prompt=True, **arguments)
     whole = rendered(made, messages, **arguments)
-    assert sequence.ids[: sequence.prompt_tokens] == asked
+    assert sequence.ids[: sequence.prompt_tokens] == prompt_ids
     length = len(sequence.ids) - (template == ROLES)  # the next role's mark, which ends an answer there
     assert sequence.ids[:length] == whole[:length]
 
@@ -166,9 +166,9 @@ def test_a_token_that_would_span_the_border_is_the_servers():
     made = encoder(ALWAYS)
     (((sequence,)),) = made.encode_conversations([PLAIN], WIDE)
     both = made.tokenizer.convert_tokens_to_ids("ĊĊ")
-    asked = rendered(made, [{"role": "user", "content": "q"}], add_generation_prompt=True)
-    assert sequence.ids[: len(asked)] == asked
-    assert sequence.ids[len(asked)] != both
+    prompt_ids = rendered(made, [{"role": "user", "content": "q"}], add_generation_prompt=True)
+    assert sequence.ids[: len(prompt_ids)] == prompt_ids
+    assert sequence.ids[len(prompt_ids)] != both
     assert "borders_apart" in sequence.notes
 
 
@@ -470,10 +470,10 @@ def test_a_thought_that_the_prompt_begins_is_no_answer_until_it_ends(template, a
     from dsrun.training.evaluate import predictions
 
     made = encoder(template)
-    asked = OneExample(made.ask(Conversation((Turn("q", ""),))))
-    (found,) = predictions(asked, {0: answer}, made.tokenizer)
-    assert found == {"prompt": "q", "labels": "a", "predict": predicted}
-    assert visible(found["predict"], marks_in(template)) == shown
+    example = OneExample(made.ask(Conversation((Turn("q", ""),))))
+    (prediction,) = predictions(example, {0: answer}, made.tokenizer)
+    assert prediction == {"prompt": "q", "labels": "a", "predict": predicted}
+    assert visible(prediction["predict"], marks_in(template)) == shown
 
 
 def test_marks_that_are_no_special_tokens_stay_text_too():

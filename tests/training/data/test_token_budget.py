@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from running import examples
 from test_batches import write_rows
 
+from dsrun.training.data import batches
 from dsrun.training.data.packing import Packing
 from dsrun.training.data.token_budget import TokenPlan
 
@@ -52,10 +53,11 @@ def test_what_a_step_takes_depends_on_the_budget_alone(rows_file, lengths, token
         first, second = (sorted(taken(plan, step, one)) for plan, one in zip(plans, ranks, strict=True))
         assert first == second
         total = sum(map(rows.length, first))
-        found = plans[0].step(step, 0)
-        assert found.tokens == total <= tokens
-        assert found.target_tokens == sum(map(rows.target_tokens, first))
-        following = plans[0]._example_at(plans[0].examples_until(step + 1))
+        step_plan = plans[0].step(step, 0)
+        assert step_plan.tokens == total <= tokens
+        assert step_plan.target_tokens == sum(map(rows.target_tokens, first))
+        place = plans[0].examples_until(step + 1)
+        (following,) = batches.stream(rows, 3, place, place + 1)
         assert total + rows.length(following) > tokens, "as many as fit"
         stream += first
     whole = len(stream) // len(lengths)

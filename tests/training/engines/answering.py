@@ -19,15 +19,15 @@ def gathers():
     """Counts the elements that gathers give this rank while it lasts."""
     from deepspeed.comm import comm
 
-    found, gather = Counter(), comm.cdb.all_gather_into_tensor
+    counts, gather = Counter(), comm.cdb.all_gather_into_tensor
 
     def counting(output_tensor, *given, **more):
-        found["elements"] += output_tensor.numel()
+        counts["elements"] += output_tensor.numel()
         return gather(output_tensor, *given, **more)
 
     comm.cdb.all_gather_into_tensor = counting
     try:
-        yield found
+        yield counts
     finally:
         comm.cdb.all_gather_into_tensor = gather
 
@@ -59,19 +59,19 @@ def main(paths: list[str]) -> None:
                 one.numel() for one in model.parameters()
             ]
 
-        found = {"weights": sum(one.ds_numel for one in model.parameters())}
+        result = {"weights": sum(one.ds_numel for one in model.parameters())}
         parts = divided()
         for name, room in (("each", False), ("once", True)):
             deepspeed.room_for = lambda *_, room=room: room
             with gathers() as counted:
                 answers = evaluate.generate(engine, job, examples, tokenizer, encoder.stop_ids)
-            found[name] = {
+            result[name] = {
                 "gathered": counted["elements"], "answers": answers, "divided again": divided() == parts,
                 "loss": loss(),
             }  # fmt: skip
-        found["divided"] = sum(size == 0 for size in parts[1])
+        result["divided"] = sum(size == 0 for size in parts[1])
         if dist.get_rank() == 0:
-            print(json.dumps({"found": found}), flush=True)
+            print(json.dumps({"found": result}), flush=True)
         del model, engine, keep_alive
 
 

@@ -60,8 +60,8 @@ def train(optimizer: str, preset: str) -> None:
         dist.all_reduce(whole)
         losses.append(float(whole))
     if dist.get_rank() == 0:
-        found = {"optimizer": optimizer, "preset": preset, "losses": losses, "lr": engine.learning_rate()}
-        print(json.dumps(found), flush=True)
+        result = {"optimizer": optimizer, "preset": preset, "losses": losses, "lr": engine.learning_rate()}
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -80,14 +80,14 @@ def undivided_unseen(job: SimpleNamespace, engine: object) -> list[str]:
     from dsrun.errors import TrainingError
     from dsrun.training.engines import zero
 
-    found = []
+    unseen = []
     for other in ({"zero_stage": 5 - job.zero_stage}, {"world_size": 4}):
         try:
             zero.engaged(SimpleNamespace(**{**vars(job), **other}), engine)
-            found.append(str(other))
+            unseen.append(str(other))
         except TrainingError:
             continue
-    return found
+    return unseen
 
 
 def train(kind: str, preset: str, way: str) -> None:
@@ -138,14 +138,14 @@ def train(kind: str, preset: str, way: str) -> None:
         sums = {
             name: [float(one.double().sum()), float(one.double().norm())] for name, one in weights.items()
         }
-        found = {
+        result = {
             "case": f"{kind}:{preset}:{way}",
             "losses": losses,
             "told": told,
             "weights": sums,
             "unseen": unseen,
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -87,12 +87,12 @@ def train(preset: str, way: str) -> None:
     partitioned._dist_allgather_fn = own
     if dist.get_rank() == 0:
         total = sum(float(one.double().abs().sum()) for one in weights.values())
-        found = {
+        result = {
             "case": f"{preset}:{way}", "losses": losses, "evaluation": evaluation, "weights": total,
             "gathers": dict(gathers), "copies": copies,
             "size": config.ds_config["zero_optimization"].get("zero_hpz_partition_size", 1),
         }  # fmt: skip
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

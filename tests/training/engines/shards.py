@@ -141,20 +141,20 @@ def run(case: str) -> dict[str, object]:
     engine = fsdp.initialize(job, model)
     weights = list(model.parameters())
     own = sum(one.to_local().numel() for one in weights) / sum(one.numel() for one in weights)
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "case": case, "bytes_before": begun, "dtensors": all(isinstance(one, DTensor) for one in weights),
         "own_share": own, "losses": steps(engine, 0, SAVED),
     }  # fmt: skip
     engine.save(folder / "step", SAVED)
-    found["losses"] += steps(engine, SAVED, STEPS)
+    result["losses"] += steps(engine, SAVED, STEPS)
     if "compile" in case:
         list(Compilation().notes())  # raises where nothing is
-    found["norm"] = float(engine.gradient_norm())
-    found["non_finite"] = engine.non_finite()
+    result["norm"] = float(engine.gradient_norm())
+    result["non_finite"] = engine.non_finite()
     with engine.whole() as answers, torch.no_grad():
         if first:  # no other rank takes part
-            found["answer"] = model(input_ids=torch.arange(3, 12)[None]).logits.float().sum().item()
-    found["alone"] = answers
+            result["answer"] = model(input_ids=torch.arange(3, 12)[None]).logits.float().sum().item()
+    result["alone"] = answers
     names = [name for name, one in model.named_parameters() if one.requires_grad]
     exported = engine.full_weights(names)
 
@@ -163,20 +163,20 @@ def run(case: str) -> dict[str, object]:
         compile_layers(again)
     other = fsdp.initialize(job, again)
     dist.barrier()
-    found["resumed_at"] = other.load(folder / "step", {"engine": "fsdp"})
-    found["resumed"] = steps(other, SAVED, STEPS)
+    result["resumed_at"] = other.load(folder / "step", {"engine": "fsdp"})
+    result["resumed"] = steps(other, SAVED, STEPS)
     if not first:
         return {}
 
     if job.peft.freezes:
         adapters.put_on(whole, job)
     whole = copy.deepcopy(whole).train()
-    found["wanted"] = plain(whole, job)
+    result["wanted"] = plain(whole, job)
     state = whole.state_dict()
-    found["weights"] = max((exported[name].float() - state[name]).abs().max().item() for name in exported)
+    result["weights"] = max((exported[name].float() - state[name]).abs().max().item() for name in exported)
     with torch.no_grad():
-        found["wanted_answer"] = whole(input_ids=torch.arange(3, 12)[None]).logits.sum().item()
-    return found
+        result["wanted_answer"] = whole(input_ids=torch.arange(3, 12)[None]).logits.sum().item()
+    return result
 
 
 if __name__ == "__main__":

@@ -140,13 +140,13 @@ def train(kind: str, preset: str, way: str, tied: bool, folder: Path) -> None:
     if dist.get_rank() == 0:
         stored = pipeline.trained_weights(at)
         torch.save(weights, at / "weights.pt")
-        found = {
+        result = {
             "case": f"{kind}:{preset}:{way}:{int(tied)}", "losses": losses + more, "norms": norms + more_norms,
             "evaluation": evaluation, "resumed": resumed, "weights": str(at / "weights.pt"),
             "stored": sorted(stored), "written_by": written_by, "places": places, "own": len(engine._names),
             "non_finite": non_finite,
         }  # fmt: skip
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
     assert again.non_finite() is not None
     dist.barrier()
 

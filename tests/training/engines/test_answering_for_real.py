@@ -29,17 +29,17 @@ every_method = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def found(request, environ, data, tmp_path_factory):
+def results(request, environ, data, tmp_path_factory):
     """What answering took, and gave, by the method that trains the model."""
     folder, jobs = tmp_path_factory.mktemp("answering"), []
     methods = METHODS | (COMPILES if request.config.getoption("--full") else {})
-    for method, words in methods.items():
-        asked = [
-            *words_of("chatglm2-tiny", folder / method), *data, *words, "--generate-rows", str(PROMPTS),
+    for method, options in methods.items():
+        words = [
+            *words_of("chatglm2-tiny", folder / method), *data, *options, "--generate-rows", str(PROMPTS),
             "--set", "zero_optimization.stage3_param_persistence_threshold=0", "--dry-run", "--json",
         ]  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "dsrun", *asked], env=environ, text=True, capture_output=True, check=True
+            [sys.executable, "-m", "dsrun", *words], env=environ, text=True, capture_output=True, check=True
         )
         path = folder / f"{method}.json"
         path.write_text(json.dumps(json.loads(done.stdout)["job"]), encoding="utf-8")
@@ -56,27 +56,27 @@ def found(request, environ, data, tmp_path_factory):
 
 
 @every_method
-def test_weights_are_gathered_once_and_not_for_each_token(found, method):
-    each, once = (found[method][name]["gathered"] / found[method]["weights"] for name in ("each", "once"))
+def test_weights_are_gathered_once_and_not_for_each_token(results, method):
+    each, once = (results[method][name]["gathered"] / results[method]["weights"] for name in ("each", "once"))
     assert 0.9 < once < 1.1
     assert each > LONGEST / 2
 
 
 @every_method
-def test_the_answers_are_the_same(found, method):
-    each, once = (found[method][name]["answers"] for name in ("each", "once"))
+def test_the_answers_are_the_same(results, method):
+    each, once = (results[method][name]["answers"] for name in ("each", "once"))
     assert len(once) == PROMPTS
     assert once == each
 
 
 @every_method
-def test_weights_are_divided_again_and_as_they_were(found, method):
-    assert found[method]["divided"] > 0
-    assert found[method]["each"]["divided again"]
-    assert found[method]["once"]["divided again"]
+def test_weights_are_divided_again_and_as_they_were(results, method):
+    assert results[method]["divided"] > 0
+    assert results[method]["each"]["divided again"]
+    assert results[method]["once"]["divided again"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_evaluation_loss_is_the_same(found, method):
-    each, once = (found[method][name]["loss"] for name in ("each", "once"))
+def test_the_evaluation_loss_is_the_same(results, method):
+    each, once = (results[method][name]["loss"] for name in ("each", "once"))
     assert once == pytest.approx(each, rel=1e-6)

@@ -16,6 +16,6 @@ def test_the_norm_of_large_gradients_is_right():
 
     gradients = [torch.full((1 << 22,), 0.1), torch.full((2, 3), 2.0)]
     wanted = (sum(float(one.double().square().sum()) for one in gradients)) ** 0.5
-    found = whole_norm(gradients)
-    assert found.dtype == torch.float32
-    assert float(found) == pytest.approx(wanted, rel=1e-6)
+    norm = whole_norm(gradients)
+    assert norm.dtype == torch.float32
+    assert float(norm) == pytest.approx(wanted, rel=1e-6)

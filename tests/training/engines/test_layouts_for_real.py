@@ -53,10 +53,10 @@ def runs(bench, environ, tmp_path_factory):
 @pytest.mark.parametrize("layout", ["sp2", "tp2"])
 def test_a_layout_trains_as_data_parallelism_does(bench, runs, layout):
     """Losses, norms of gradients, every exported weight and the answers."""
-    found = bench.compared(runs[layout], runs["dp2"])
-    assert found.losses < 1e-5
-    assert found.weights < 1e-5
-    assert found.answers
+    comparison = bench.compared(runs[layout], runs["dp2"])
+    assert comparison.losses < 1e-5
+    assert comparison.weights < 1e-5
+    assert comparison.answers
 
 
 @pytest.mark.parametrize("layout", ["sp2", "tp2"])
@@ -114,8 +114,8 @@ def test_every_model_is_exact_or_refused(bench, folder, layout, method):
         bench.Cell(model, method, layout, bench.OWN_PRESETS.get(layout, "zero1"), kind)
         for kind, model in itertools.product(kinds, bench.MODELS)
     ]
-    found = bench.measured(cells, folder)
-    told = {cell.name: found[cell].words(cell.kind) for cell in cells}
-    assert {name: words for name, words in told.items() if not words.startswith(GOOD)} == {}
-    refused = {cell.model for cell in cells if found[cell].refused}
+    outcomes = bench.measured(cells, folder)
+    outcome_words = {cell.name: outcomes[cell].words(cell.kind) for cell in cells}
+    assert {name: words for name, words in outcome_words.items() if not words.startswith(GOOD)} == {}
+    refused = {cell.model for cell in cells if outcomes[cell].refused}
     assert refused == (set() if layout in bench.OWN_PRESETS else {"mixtral-tiny"})

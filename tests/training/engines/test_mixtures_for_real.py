@@ -56,7 +56,7 @@ def reference(kind, way):
 
 
 @pytest.fixture(scope="module")
-def found(request, environ):
+def results(request, environ):
     """What two ranks came to in each case, one after the other."""
     cases = [*CASES, *(MORE if request.config.getoption("--full") else ())]
     command = [
@@ -71,10 +71,10 @@ def found(request, environ):
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in MORE)])
-def test_two_ranks_train_a_mixture_as_plain_torch_does(found, case):
+def test_two_ranks_train_a_mixture_as_plain_torch_does(results, case):
     """Losses with the routers' part, the weights of all experts, and what is said of the routers."""
     losses, weights, shares, routed = reference(*case.split(":")[::2])
-    line = found[case]
+    line = results[case]
     assert line["unseen"] == [], "another stage, or more ranks, would not be seen"
     assert line["losses"] == pytest.approx(losses, abs=1e-5)
     assert set(line["weights"]) == set(weights)

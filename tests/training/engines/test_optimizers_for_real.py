@@ -73,7 +73,7 @@ MORE = [
 
 
 @pytest.fixture(scope="module")
-def found(request, environ):
+def results(request, environ):
     """What two ranks came to with each optimizer under each preset, one after the other."""
     pairs = [*PAIRS, *(MORE if request.config.getoption("--full") else ())]
     command = [
@@ -92,8 +92,8 @@ def found(request, environ):
 @pytest.mark.parametrize(
     ("optimizer", "preset"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE)]
 )
-def test_two_ranks_step_as_plain_torch_does(found, optimizer, preset):
-    line = found[optimizer, preset]
+def test_two_ranks_step_as_plain_torch_does(results, optimizer, preset):
+    line = results[optimizer, preset]
     # Newton and Schulz's iteration is in bf16 in one of the two.
     close = 2e-3 if optimizer == "muon" else 1e-5
     assert line["losses"] == pytest.approx(reference(optimizer), rel=close)

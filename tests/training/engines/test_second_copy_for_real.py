@@ -18,7 +18,7 @@ WAYS = ("whole", "frozen")
 
 
 @pytest.fixture(scope="module")
-def found(environ):
+def runs(environ):
     # One after the other: a process makes the groups of a host once.
     lines = {}
     for preset in ("zero3", "zero3-hpz"):
@@ -35,14 +35,14 @@ def found(environ):
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
-        lines |= {line["case"]: line for line in said}
+        records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+        lines |= {line["case"]: line for line in records}
     return lines
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_numbers_are_zero3s(found, way):
-    plain, copied = found[f"zero3:{way}"], found[f"zero3-hpz:{way}"]
+def test_the_numbers_are_zero3s(runs, way):
+    plain, copied = runs[f"zero3:{way}"], runs[f"zero3-hpz:{way}"]
     assert copied["losses"] == pytest.approx(plain["losses"], abs=1e-6)
     assert copied["losses"][-1] != pytest.approx(copied["losses"][0], abs=1e-3), "it learns"
     assert copied["evaluation"] == pytest.approx(plain["evaluation"], abs=1e-6)
@@ -50,13 +50,13 @@ def test_the_numbers_are_zero3s(found, way):
 
 
 @pytest.mark.parametrize("preset", ["zero3", "zero3-hpz"])
-def test_other_buckets_are_the_same_losses(found, preset):
-    assert found[f"{preset}:sizes"]["losses"] == pytest.approx(found[f"{preset}:whole"]["losses"], abs=1e-6)
+def test_other_buckets_are_the_same_losses(runs, preset):
+    assert runs[f"{preset}:sizes"]["losses"] == pytest.approx(runs[f"{preset}:whole"]["losses"], abs=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_backward_gathers_within_a_host(found, way):
-    plain, copied = found[f"zero3:{way}"], found[f"zero3-hpz:{way}"]
+def test_backward_gathers_within_a_host(runs, way):
+    plain, copied = runs[f"zero3:{way}"], runs[f"zero3-hpz:{way}"]
     assert (plain["size"], copied["size"]) == (1, RANKS // HOSTS)
     assert set(plain["gathers"]) == {str(RANKS)} and not plain["copies"]
     assert copied["gathers"][str(RANKS // HOSTS)] > 0 and copied["copies"]

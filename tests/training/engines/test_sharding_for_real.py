@@ -42,7 +42,7 @@ grid = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def found(environ):
+def outcome(environ):
     """What the ranks came to in each case, one after the other."""
     results = {}
     for ranks, cases in CASES.items():
@@ -62,31 +62,31 @@ def tolerance(case: str) -> float:
 
 
 @grid
-def test_losses_and_weights_are_one_processs(found, ranks, case):
-    line = found[ranks, case]
+def test_losses_and_weights_are_one_processs(outcome, ranks, case):
+    line = outcome[ranks, case]
     assert len(line["losses"]) == STEPS
     assert line["losses"] == pytest.approx(line["wanted"], abs=tolerance(case))
     assert line["weights"] < tolerance(case)
 
 
 @grid
-def test_the_weights_are_divided(found, ranks, case):
+def test_the_weights_are_divided(outcome, ranks, case):
     """A rank holds about its share of them, and while they are loaded next to nothing else."""
-    line, shared = found[ranks, case], int(case.split(":")[2])
+    line, shared = outcome[ranks, case], int(case.split(":")[2])
     assert line["dtensors"] and line["bytes_before"] < 1000
     assert line["own_share"] == pytest.approx(1 / shared, abs=0.03)
 
 
 @grid
-def test_a_checkpoint_goes_on_exactly(found, ranks, case):
-    line = found[ranks, case]
+def test_a_checkpoint_goes_on_exactly(outcome, ranks, case):
+    line = outcome[ranks, case]
     assert line["resumed_at"] == SAVED
     assert line["resumed"] == line["losses"][SAVED:]
 
 
 @grid
-def test_a_rank_answers_without_the_others(found, ranks, case):
-    line = found[ranks, case]
+def test_a_rank_answers_without_the_others(outcome, ranks, case):
+    line = outcome[ranks, case]
     assert (line["alone"], line["non_finite"]) == (True, None)
     assert line["answer"] == pytest.approx(line["wanted_answer"], abs=100 * tolerance(case))
 

@@ -58,7 +58,7 @@ def reference(kind, tied, shares):
 
 
 @pytest.fixture(scope="module")
-def found(request, environ, tmp_path_factory):
+def results(request, environ, tmp_path_factory):
     """What the ranks came to in each case; those of as many ranks in one start."""
     cases = [*CASES, *(MORE if request.config.getoption("--full") else ())]
     lines = {}
@@ -72,19 +72,19 @@ def found(request, environ, tmp_path_factory):
         environ = {**environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, timeout=1500)
         assert done.returncode == 0, done.stderr[-3000:]
-        said = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"'))
-        lines |= {(ranks, line["case"]): line for line in said}
+        records = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"'))
+        lines |= {(ranks, line["case"]): line for line in records}
     return lines
 
 
 @pytest.mark.parametrize(
     ("ranks", "case"), [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE)]
 )
-def test_two_stages_train_as_plain_torch_does(found, ranks, case):
+def test_two_stages_train_as_plain_torch_does(results, ranks, case):
     """Losses and clipped gradients' norms, the evaluation loss, all weights by their names; and resumed, the same."""
     kind, _, _, tied = case.split(":")
     losses, norms, weights, evaluation = reference(kind, tied == "1", ranks // 2)
-    line = found[ranks, case]
+    line = results[ranks, case]
     assert line["losses"] == pytest.approx(losses, abs=1e-5)
     assert line["norms"] == pytest.approx(norms, rel=1e-4)
     assert max(norms) > CLIP
@@ -99,12 +99,12 @@ def test_two_stages_train_as_plain_torch_does(found, ranks, case):
     assert line["non_finite"] is None
 
 
-def test_each_rank_has_files_of_its_own(found):
+def test_each_rank_has_files_of_its_own(results):
     """Who wrote which: the first rank of a stage its layers, and each rank its part of the optimizer's states."""
-    written = found[CASES[0]]["written_by"]
+    written = results[CASES[0]]["written_by"]
     layers = {name: rank for name, rank in written.items() if name.startswith("layer")}
     assert set(layers.values()) == {0, 1}
     for name, rank in layers.items():
-        assert int(name[6:8]) in found[CASES[0]]["places"][rank], name
+        assert int(name[6:8]) in results[CASES[0]]["places"][rank], name
     states = {rank for name, rank in written.items() if "optim_states" in name}
     assert states == {0, 1}

@@ -49,7 +49,7 @@ def reference(tmp_path_factory) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def found(request, environ, tmp_path_factory):
+def results(request, environ, tmp_path_factory):
     """What two ranks came to under each preset, one after the other."""
     presets = [*PRESETS, *(MORE if request.config.getoption("--full") else ())]
     command = [
@@ -64,7 +64,7 @@ def found(request, environ, tmp_path_factory):
 
 
 @pytest.mark.parametrize("preset", [*PRESETS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)])
-def test_the_losses_are_plain_torchs(found, reference, preset):
-    assert len(set(found[preset]["counts"])) > 1, "steps of several numbers of micro-steps"
-    assert found[preset]["idle"], "a rank without work"
-    assert found[preset]["losses"] == pytest.approx(reference, abs=1e-5)
+def test_the_losses_are_plain_torchs(results, reference, preset):
+    assert len(set(results[preset]["counts"])) > 1, "steps of several numbers of micro-steps"
+    assert results[preset]["idle"], "a rank without work"
+    assert results[preset]["losses"] == pytest.approx(reference, abs=1e-5)

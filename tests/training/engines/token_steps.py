@@ -117,8 +117,13 @@ def train(preset: str, folder: Path) -> None:
     for step in range(STEPS):
         trainer._step(step, made)
     if dist.get_rank() == 0:
-        found = {"preset": preset, "losses": [line["loss"] for line in lines], "counts": counts, "idle": idle}
-        print(json.dumps(found | {"norms": [line["grad_norm"] for line in lines]}), flush=True)
+        result = {
+            "preset": preset,
+            "losses": [line["loss"] for line in lines],
+            "counts": counts,
+            "idle": idle,
+        }
+        print(json.dumps(result | {"norms": [line["grad_norm"] for line in lines]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -92,11 +92,11 @@ def tokenizer(request, fast, byte_level):
 def test_no_half_character_is_ever_shown(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     decoder = chat.IncrementalDecoder(tokenizer)
-    told = [decoder.add(token) for token in ids]
+    shown = [decoder.add(token) for token in ids]
     assert decoder.end() == ""
-    assert not any("\ufffd" in part for part in told)
-    assert "".join(told) == text
-    assert len(list(filter(None, told))) > min(len(text), 4) / 2, "it comes bit by bit"
+    assert not any("\ufffd" in part for part in shown)
+    assert "".join(shown) == text
+    assert len(list(filter(None, shown))) > min(len(text), 4) / 2, "it comes bit by bit"
 
 
 def test_a_character_that_never_ends_is_shown_in_the_end(byte_level):
@@ -109,8 +109,8 @@ def test_a_character_that_never_ends_is_shown_in_the_end(byte_level):
 def test_bytes_that_are_no_text_dont_stop_the_answer(byte_level):
     (first, *_) = byte_level("龘", add_special_tokens=False)["input_ids"]
     decoder = chat.IncrementalDecoder(byte_level)
-    told = [decoder.add(first) for _ in range(40)]
-    shown = [place for place, part in enumerate(told) if part]
+    parts = [decoder.add(first) for _ in range(40)]
+    shown = [place for place, part in enumerate(parts) if part]
     assert max(later - earlier for earlier, later in itertools.pairwise([-1, *shown])) <= chat.MOST_HELD + 1
 
 
@@ -147,10 +147,10 @@ def session(tokenizer, name) -> chat.ChatSession:
     return chat.ChatSession(generate.Loaded(None, tokenizer, encoder, encoder.end_ids, None), GREEDY, 9)
 
 
-def asked_ids(found: chat.ChatSession, *texts: str, system: str = "") -> list[int]:
+def asked_ids(session: chat.ChatSession, *texts: str, system: str = "") -> list[int]:
     """What asks for the answer to the last of an odd number of texts: question, answer, question ..."""
     pairs = zip(texts[::2], [*texts[1::2], ""], strict=True)
-    return found.prompt_ids([Turn(*pair) for pair in pairs], system)
+    return session.prompt_ids([Turn(*pair) for pair in pairs], system)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,13 @@ from chatglm_checkpoint import random_weights, write_checkpoint
 
 from dsrun.errors import DsrunError
 from dsrun.options.table import PeftOptions
+from dsrun.packages import installed_version
 from dsrun.training.models import adapters
 from dsrun.training.models.export import _write_model
 from dsrun.training.models.load import load_answering
 from dsrun.training.models.tokenizer import load_tokenizer
 from dsrun.training.models.weights import open_shard
+from dsrun.versions import meets
 
 LORA = PeftOptions(method="lora", lora_rank=3, lora_alpha=12.0)
 IDS = torch.tensor([[5, 7, 31, 31, 2, 99, 64, 3, 11, 17]])
@@ -328,8 +330,9 @@ def test_an_adapter_with_experts_goes_out_and_comes_back(tmp_path, kind):
     mixture(kind).save_pretrained(base)
     model = trained(mixture(kind), WITH_EXPERTS)
     folder = written(model, base, tmp_path / "adapter", peft=WITH_EXPERTS)
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
-    assert torch.allclose(logits(theirs.eval()), logits(model), atol=1e-6)
+    if meets(installed_version("transformers"), ">=5.1"):  # PEFT's own loading of experts asks for it
+        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+        assert torch.allclose(logits(theirs.eval()), logits(model), atol=1e-6)
     assert not torch.allclose(logits(model), logits(mixture(kind)), atol=0.01)
     answers = load_answering(base, dtype=torch.float32, adapter=folder)
     assert torch.allclose(logits(answers), logits(model), atol=1e-5)

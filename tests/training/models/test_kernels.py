@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, utils
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
+from dsrun.models.transformers_code import CAPPED
 from dsrun.options.table import ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
@@ -225,8 +226,8 @@ def test_another_activation_keeps_its_layer():
 )
 def test_an_older_liger_is_said(functions, says):
     seen = []
-    found = {kind: patching(seen, *switches) for kind, switches in functions.items()}
-    done, why = fuse_layers(model_of("llama"), found)
+    functions_of_kind = {kind: patching(seen, *switches) for kind, switches in functions.items()}
+    done, why = fuse_layers(model_of("llama"), functions_of_kind)
     assert not done and not seen
     assert says in why
 
@@ -235,7 +236,7 @@ def test_a_type_that_liger_has_nothing_for_is_left_alone():
     assert fuse_layers(model_of("glm"), {}) == ((), "")
 
 
-@since(transformers="5.17")
+@since(transformers="5.5")  # Gemma 4
 def test_its_tables_name_what_transformers_has():
     from transformers import CONFIG_MAPPING
 
@@ -309,6 +310,11 @@ def test_older_gpus_get_a_key_for_each_query(tmp_path, monkeypatch):
         answers.append((alone, masked, written))
     for wanted, found in zip(*answers, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", sorted(CAPPED))
+def test_scores_are_capped(tmp_path, monkeypatch, kind):
+    assert attention_of(job_with("auto", tmp_path, monkeypatch, there=False, kind=kind)) == "eager"
 
 
 def job_with(attention: str, folder: Path, monkeypatch, *, there: bool, kind: str = "llama"):
@@ -428,10 +434,10 @@ def test_divided_over_ranks_both_train_as_deepspeeds_own(tmp_path, environ):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)[-6000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    plain = found["2 plain"]
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)[-6000:]
+    measured = json.loads((tmp_path / "found.json").read_text())
+    plain = measured["2 plain"]
     assert plain[4] < plain[0]
-    for name, losses in found.items():
+    for name, losses in measured.items():
         assert losses == pytest.approx(plain, abs=1e-5), name

@@ -148,8 +148,8 @@ def run_ranks(jobs: list[Job], environ: dict[str, str], ids: list[int]) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)[-6000:]
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)[-6000:]
 
 
 def same_bytes(original: Path, back: Path) -> bool:
@@ -234,10 +234,10 @@ def test_two_ranks_compute_what_the_formulas_say(case, ranks):
         wanted = reference_logits(weights, IDS, angle)
         assert (logits - wanted).abs().max() < 0.05 * wanted.abs().max()
     assert same_bytes(folder / "a user's 模型", folder / "back")
-    found = json.loads((folder / "found.json").read_text())
-    assert set(found["rope"].values()) == {"torch.float32"}
+    result = json.loads((folder / "found.json").read_text())
+    assert set(result["rope"].values()) == {"torch.float32"}
     whole = sum(tensor.numel() for name, tensor in weights.items() if "inv_freq" not in name)
-    assert found["held"] == (whole if case.stage < 3 else pytest.approx(whole / 2, rel=0.01))
+    assert result["held"] == (whole if case.stage < 3 else pytest.approx(whole / 2, rel=0.01))
 
 
 @pytest.mark.slow
@@ -252,10 +252,10 @@ def test_a_llama_with_tied_weights(stage, ranks):
         wanted = own.eval()(torch.tensor([IDS])).logits[0]
     logits = torch.load(ranks / f"llama{stage}" / "logits.pt", weights_only=True)
     assert torch.allclose(logits, wanted, atol=1e-5, rtol=0)
-    found = torch.load(ranks / f"llama{stage}" / "weights.pt", weights_only=True)
+    stored = torch.load(ranks / f"llama{stage}" / "weights.pt", weights_only=True)
     own_weights = dict(own.named_parameters())
-    assert found.keys() == own_weights.keys(), "what is tied is there once"
-    assert all(torch.equal(found[name], tensor) for name, tensor in own_weights.items())
+    assert stored.keys() == own_weights.keys(), "what is tied is there once"
+    assert all(torch.equal(stored[name], tensor) for name, tensor in own_weights.items())
 
 
 def llama(tmp_path: Path, **fields):
@@ -316,8 +316,8 @@ def test_the_other_families(kind, tied, tmp_path, no_other_way):
     own.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").touch()
     with torch.no_grad():
-        found = load_here(tmp_path / "model").eval()(torch.tensor([IDS])).logits
-        assert torch.equal(found, own(torch.tensor([IDS])).logits)
+        computed = load_here(tmp_path / "model").eval()(torch.tensor([IDS])).logits
+        assert torch.equal(computed, own(torch.tensor([IDS])).logits)
 
 
 GATED = {
@@ -347,9 +347,9 @@ def test_any_causal_model_of_transformers(kind, fields, tmp_path):
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits
         loaded = load_here(tmp_path).eval()
-        found = loaded(torch.tensor([IDS])).logits
+        computed = loaded(torch.tensor([IDS])).logits
     assert loaded.config._attn_implementation == model.config._attn_implementation
-    assert torch.allclose(found, wanted, atol=1e-5, rtol=0)
+    assert torch.allclose(computed, wanted, atol=1e-5, rtol=0)
 
 
 def test_training_leaves_the_files_alone(tmp_path, no_other_way):

@@ -44,10 +44,10 @@ def grown(source: Path, tokens=TOKENS, template: str = TEMPLATE) -> Path:
 
 
 def weights(folder: Path) -> dict:
-    found = {}
+    tensors = {}
     for path in folder.glob("*.safetensors"):
-        found |= load_file(path)
-    return found
+        tensors |= load_file(path)
+    return tensors
 
 
 ROWS = len(plain_tokenizer())
@@ -61,11 +61,11 @@ def test_the_rows_are_those_that_transformers_would_make(tmp_path, tied):
     model = transformers.LlamaForCausalLM.from_pretrained(source)
     torch.manual_seed(SEED)
     model.resize_token_embeddings(ROWS + len(TOKENS), pad_to_multiple_of=MULTIPLE)
-    found = transformers.LlamaForCausalLM.from_pretrained(folder)
-    assert found.config.vocab_size == model.config.vocab_size == found.lm_head.weight.shape[0]
-    torch.testing.assert_close(found.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    torch.testing.assert_close(found.lm_head.weight, model.lm_head.weight, atol=1e-4, rtol=0)
-    assert (found.lm_head.weight.data_ptr() == found.get_input_embeddings().weight.data_ptr()) == tied
+    reloaded = transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert reloaded.config.vocab_size == model.config.vocab_size == reloaded.lm_head.weight.shape[0]
+    torch.testing.assert_close(reloaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    torch.testing.assert_close(reloaded.lm_head.weight, model.lm_head.weight, atol=1e-4, rtol=0)
+    assert (reloaded.lm_head.weight.data_ptr() == reloaded.get_input_embeddings().weight.data_ptr()) == tied
     assert before == {path: path.read_bytes() for path in source.iterdir()}, "the user's folder stays"
 
 

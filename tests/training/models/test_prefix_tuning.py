@@ -113,9 +113,9 @@ def original(tmp_path):
 def model(original, tmp_path):
     """The network, with a prefix of its own that was drawn."""
     torch.manual_seed(1)
-    found = loaded(original, tmp_path / "glm")
-    prefix_tuning.add(found, POSITIONS, dropout=0.0)
-    return found.eval()
+    glm = loaded(original, tmp_path / "glm")
+    prefix_tuning.add(glm, POSITIONS, dropout=0.0)
+    return glm.eval()
 
 
 def checkpoint(folder, tensors, **config):
@@ -131,9 +131,9 @@ def test_an_official_checkpoint_computes_what_the_formulas_say(original, tmp_pat
     prefix = random_prefix(projected=projected)
     # What a newer script of theirs saves beside it, and an older one all of:
     there = checkpoint(tmp_path / "p", prefix | {"transformer.rotary_pos_emb.inv_freq": torch.zeros(4)})
-    found = load_answering(original, dtype=torch.float32, adapter=there)
+    answering = load_answering(original, dtype=torch.float32, adapter=there)
     wanted = reference_logits(random_weights(), prefix, IDS)
-    assert torch.allclose(logits(found, IDS), wanted, atol=1e-5, rtol=0)
+    assert torch.allclose(logits(answering, IDS), wanted, atol=1e-5, rtol=0)
     without = load_answering(original, dtype=torch.float32)
     assert not torch.allclose(logits(without, IDS), wanted, atol=0.1)
 
@@ -156,11 +156,11 @@ def test_training_goes_on_from_an_official_checkpoint(original, tmp_path, projec
 
         if spec.pre_seq_len != POSITIONS:
             (folder / "config.json").unlink()
-        found = load_answering(original, dtype=torch.float32)
-        put_on(found, Job)
+        answering = load_answering(original, dtype=torch.float32)
+        put_on(answering, Job)
         wanted = reference_logits(random_weights(), prefix, IDS)
-        assert torch.allclose(logits(found.train(), IDS), wanted, atol=1e-5, rtol=0)
-        trained = [weight.shape for weight in found.parameters() if weight.requires_grad]
+        assert torch.allclose(logits(answering.train(), IDS), wanted, atol=1e-5, rtol=0)
+        trained = [weight.shape for weight in answering.parameters() if weight.requires_grad]
         assert trained == [(POSITIONS, 2 * WIDTH)] * LAYERS
 
 
@@ -223,7 +223,8 @@ def test_gradients_are_the_same_when_activations_are_computed_again(model, reent
 
     model.train()
     plain = gradients()
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     again = gradients()
     assert list(plain) == list(again) and len(plain) == LAYERS

@@ -64,12 +64,12 @@ def test_gradients_stay_and_the_right_layers_go_forward_twice(model, stage, way,
     )
     recompute(model, job)
     model.enable_input_require_grads()
-    found, calls, kept = gradients(model)
+    recomputed, calls, kept = gradients(model)
     keep_activations(model)
     model.disable_input_require_grads()
     assert calls == again
     assert kept < whole
-    for one, other in zip(plain, found, strict=True):
+    for one, other in zip(plain, recomputed, strict=True):
         assert torch.equal(one, other)
     assert gradients(model)[1] == [1] * LAYERS
 
@@ -88,7 +88,7 @@ def test_offloaded_inputs_pass_through_host_memory(model, monkeypatch):
     plain = gradients(model)[0]
     training = ComputeOptions(activation_checkpointing="offload")
     recompute(model, SimpleNamespace(zero_stage=2, training=training))
-    found, calls, _ = gradients(model)
+    offloaded, calls, _ = gradients(model)
     keep_activations(model)
     assert (len(packed), calls) == (LAYERS, [2] * LAYERS)
-    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(plain, offloaded, strict=True))

@@ -46,9 +46,9 @@ def test_a_step_in_tiles_is_the_whole_one(kind, packing):
     rows, model = rows_of_many_lengths(), model_of(kind)
     plan = BatchPlan(rows, 1, 2, 3, 2, packing)
     loss, gradients = step_of(model, plan, packing)
-    told = take_tiles(model, a_job())
-    assert f"tiles of {TILE} tokens" in told
-    assert f"{model.config.num_hidden_layers} MLPs in {-(-LONGEST // TILE)} tiles" in told
+    note = take_tiles(model, a_job())
+    assert f"tiles of {TILE} tokens" in note
+    assert f"{model.config.num_hidden_layers} MLPs in {-(-LONGEST // TILE)} tiles" in note
     tiled_loss, tiled_gradients = step_of(model, plan, packing)
     assert tiled_loss == pytest.approx(loss, abs=1e-5)
     for name, gradient in gradients.items():
@@ -140,8 +140,8 @@ def test_inside_an_adapter():
 
     loss, wanted = gradients()
     take_tiles(model, a_job())
-    found, tiled = gradients()
-    assert found == pytest.approx(loss, rel=1e-6)
+    tiled_gradients, tiled = gradients()
+    assert tiled_gradients == pytest.approx(loss, rel=1e-6)
     assert tiled.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(tiled[name], gradient, atol=1e-4, rtol=1e-4)

@@ -52,9 +52,9 @@ def test_a_few_million_parameters_as_the_file_says(built, name):
 
     model = AutoModelForCausalLM.from_pretrained(built[name])
     count = sum(parameter.numel() for parameter in model.parameters())
-    said = next(model for model in FILES if model.name == name)
-    assert size_text(count) == size_text(said.parameters)
-    assert f"{count / 1e6:.1f} million" in said.summary
+    model_file = next(model for model in FILES if model.name == name)
+    assert size_text(count) == size_text(model_file.parameters)
+    assert f"{count / 1e6:.1f} million" in model_file.summary
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -77,11 +77,11 @@ def test_the_real_architecture(built, name):
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(built[name])
-    said = next(model for model in FILES if model.name == name).architecture
-    for key, value in said.items():
+    fields_of_file = next(model for model in FILES if model.name == name).architecture
+    for key, value in fields_of_file.items():
         if key not in {"rope_theta", "partial_rotary_factor"}:
             assert getattr(config, key) == value, key
-    assert config.rope_parameters["rope_theta"] == said["rope_theta"]
+    assert config.rope_parameters["rope_theta"] == fields_of_file["rope_theta"]
     if name == "chatglm2-tiny":
         assert config.model_type == "glm"
         assert config.attention_bias is True

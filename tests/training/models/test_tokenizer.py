@@ -63,7 +63,7 @@ KINDS = {
 def strings(count: int) -> list[str]:
     draw = random.Random(20)
     kinds = list(KINDS.values())
-    found = [
+    texts = [
         "",
         " ",
         "  ",
@@ -77,11 +77,11 @@ def strings(count: int) -> list[str]:
         "x" * 500,
         "长" * 300,
     ]
-    found += [piece for kind in kinds for piece in kind]
-    while len(found) < count:
+    texts += [piece for kind in kinds for piece in kind]
+    while len(texts) < count:
         some = draw.sample(kinds, draw.randint(1, 4))
-        found.append("".join(draw.choice(draw.choice(some)) for _ in range(draw.randint(1, 40))))
-    return found
+        texts.append("".join(draw.choice(draw.choice(some)) for _ in range(draw.randint(1, 40))))
+    return texts
 
 
 STRINGS = strings(15500)
@@ -255,8 +255,8 @@ def test_ids_are_those_of_the_ranks(rank_folder):
     texts = STRINGS + _texts(dataset_folder("advertise"))[:500]
     ranks = read_ranks(rank_folder / "tokenizer.model")
     assert len(ranks) == 3000
-    found = encoded(folder_tokenizer(rank_folder, "glm-4"), texts)
-    pairs = list(zip(texts, found, strict=True))
+    encoded_texts = encoded(folder_tokenizer(rank_folder, "glm-4"), texts)
+    pairs = list(zip(texts, encoded_texts, strict=True))
     assert [text for text, ids in pairs if ids != rank_ids(text, ranks, GLM4_PATTERN)] == []
     assert [text for text, ids in pairs[::4] if ids != by_definition(text, ranks)] == []
 

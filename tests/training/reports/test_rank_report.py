@@ -57,11 +57,11 @@ def test_the_baseline_is_the_first_of_its_phase(tmp_path, monkeypatch):
 def test_a_rank_that_fails_early_tells_too(tmp_path):
     report = Report(tmp_path, 1)
     report.failed(RuntimeError("out of memory"))
-    found = state(tmp_path, 1)
-    assert found["status"] == "failed"
-    assert found["peaks"]["rank"] == 1
-    assert found["peaks"]["host_baseline_bytes"] is found["peaks"]["step_seconds"] is None
-    assert found["peaks"]["host_loading_peak_bytes"] is None
+    written = state(tmp_path, 1)
+    assert written["status"] == "failed"
+    assert written["peaks"]["rank"] == 1
+    assert written["peaks"]["host_baseline_bytes"] is written["peaks"]["step_seconds"] is None
+    assert written["peaks"]["host_loading_peak_bytes"] is None
     assert not (tmp_path / "events.jsonl").exists()
 
 
@@ -99,9 +99,13 @@ def test_the_worker_has_that_phase():
 
 def test_what_all_ranks_agree_on_is_told_as_it_is(tmp_path):
     Report(tmp_path, 1).failed(TrainingError("step 3: the loss is nan"))
-    found = state(tmp_path, 1)
-    assert (found["status"], found["error"], found["traceback"]) == ("failed", "step 3: the loss is nan", "")
-    assert found["agreed"] is True
+    written = state(tmp_path, 1)
+    assert (written["status"], written["error"], written["traceback"]) == (
+        "failed",
+        "step 3: the loss is nan",
+        "",
+    )
+    assert written["agreed"] is True
 
 
 GOOD = [b'{"step": 1, "loss": 2.5}', b'{"step": 2, "loss": 2.25, "lr": 1e-05}', b'{"step": 3, "loss": 2.125}']

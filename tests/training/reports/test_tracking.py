@@ -30,8 +30,8 @@ def track(make_job, tmp_path):
         run_dir = tmp_path / "a lab's 夜"
         run_dir.mkdir(exist_ok=True)
         job = replace(make_job(run_dir), trackers=TrackerOptions(log=names, log_project=project))
-        said = []
-        return tracking.Tracking(job, step, said.append), said, run_dir
+        notes = []
+        return tracking.Tracking(job, step, notes.append), notes, run_dir
 
     return start
 
@@ -77,16 +77,16 @@ def test_each_tracker_is_a_module():
 
 def test_what_is_logged(track, fake):
     tracker = fake("wandb")
-    found, said, run_dir = track("wandb")
-    found.metrics({"step": 1, **LINE})
-    found.metrics({"step": 2, **LINE, "grad_norm": None, "lr": float("nan")})
-    found.metrics({"step": 2, "eval_loss": 1.5})
-    found.metrics({"step": 2, "unknown": 3})
-    assert found.close(failed=False)
+    trackers_of_run, notes, run_dir = track("wandb")
+    trackers_of_run.metrics({"step": 1, **LINE})
+    trackers_of_run.metrics({"step": 2, **LINE, "grad_norm": None, "lr": float("nan")})
+    trackers_of_run.metrics({"step": 2, "eval_loss": 1.5})
+    trackers_of_run.metrics({"step": 2, "unknown": 3})
+    assert trackers_of_run.close(failed=False)
     rest = {name: value for name, value in SHOWN.items() if name not in ("train/grad_norm", "train/lr")}
     assert tracker.logged == [(1, SHOWN), (2, rest), (2, {"eval/loss": 1.5})]
     assert tracker.ends == [False]
-    assert not said
+    assert not notes
     run = tracker.runs[0]
     assert (run.name, run.project, run.earlier) == (run_dir.name, tracking.PROJECT, None)
     assert {"model", "lr", "train_file", "method", "preset"} <= set(run.config)
@@ -95,8 +95,8 @@ def test_what_is_logged(track, fake):
 def test_it_goes_on_in_the_same_run(track, fake):
     tracker, other = fake("wandb", run_id="id-7"), fake("mlflow", run_id="m-1")
     track("wandb")[0].close(failed=False)
-    found, _, run_dir = track("wandb", "mlflow", step=40)
-    assert found.close(failed=True)
+    trackers_of_run, _, run_dir = track("wandb", "mlflow", step=40)
+    assert trackers_of_run.close(failed=True)
     assert [run.earlier for run in tracker.runs] == [None, "id-7"]
     assert tracker.runs[1].step == 40
     assert tracker.ends == [False, True]
@@ -116,14 +116,14 @@ def test_a_failing_tracker_is_told_once_and_hides_its_key(track, fake, monkeypat
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     fake("wandb", fails=ConnectionError(f"https://me:{KEY}@host is down\nand more"))
     good = fake("mlflow")
-    found, said, _ = track("wandb", "mlflow")
+    trackers_of_run, notes, _ = track("wandb", "mlflow")
     for step in (1, 2, 3):
-        found.metrics({"step": step, **LINE})
-    assert found.close(failed=False)
-    assert len(said) == 1
-    assert "wandb" in said[0]
-    assert "ConnectionError" in said[0]
-    assert KEY not in said[0]
+        trackers_of_run.metrics({"step": step, **LINE})
+    assert trackers_of_run.close(failed=False)
+    assert len(notes) == 1
+    assert "wandb" in notes[0]
+    assert "ConnectionError" in notes[0]
+    assert KEY not in notes[0]
     assert len(good.logged) == 3
 
 
@@ -135,10 +135,10 @@ def test_one_that_does_not_start_is_told(track, fake, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(sys.modules["dsrun.training.reports.trackers.wandb"], "start", start)
-    found, said, _ = track("wandb")
-    found.metrics({"step": 1, **LINE})
-    assert found.close(failed=False)
-    assert len(said) == 1
+    trackers_of_run, notes, _ = track("wandb")
+    trackers_of_run.metrics({"step": 1, **LINE})
+    assert trackers_of_run.close(failed=False)
+    assert len(notes) == 1
     assert not tracker.logged
 
 
@@ -147,25 +147,25 @@ def test_one_that_hangs_is_left_behind(track, fake, monkeypatch):
     monkeypatch.setattr(tracker, "log", lambda *_: free.wait(60))
     monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
     monkeypatch.setattr(tracking, "MOST_WAITING", 2)
-    found, said, _ = track("wandb")
+    trackers_of_run, notes, _ = track("wandb")
     for step in range(9):
-        found.metrics({"step": step, **LINE})
-    assert not found.close(failed=False)
+        trackers_of_run.metrics({"step": step, **LINE})
+    assert not trackers_of_run.close(failed=False)
     free.set()
-    assert len(said) == 2  # too slow, left behind
+    assert len(notes) == 2  # too slow, left behind
 
 
 def test_tensorboard(track):
     pytest.importorskip("tensorboard")
-    found, said, run_dir = track("tensorboard")
+    trackers_of_run, notes, run_dir = track("tensorboard")
     for step in (1, 2, 3):
-        found.metrics({"step": step, **LINE, "loss": float(step)})
-    assert found.close(failed=False)
-    found, *_ = track("tensorboard", step=1)  # it continues from an earlier checkpoint
-    found.metrics({"step": 2, **LINE, "loss": 20.0})
-    found.metrics({"step": 2, "eval_loss": 1.5})
-    assert found.close(failed=False)
-    assert not said
+        trackers_of_run.metrics({"step": step, **LINE, "loss": float(step)})
+    assert trackers_of_run.close(failed=False)
+    trackers_of_run, *_ = track("tensorboard", step=1)  # it continues from an earlier checkpoint
+    trackers_of_run.metrics({"step": 2, **LINE, "loss": 20.0})
+    trackers_of_run.metrics({"step": 2, "eval_loss": 1.5})
+    assert trackers_of_run.close(failed=False)
+    assert not notes
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seen = EventAccumulator(str(run_dir / "tensorboard"))
@@ -185,11 +185,11 @@ def test_for_real_without_a_network(track, monkeypatch, tmp_path, name):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     for step in (0, 2):
-        found, said, run_dir = track(name, step=step)
-        found.metrics({"step": step + 1, **LINE})
-        found.metrics({"step": step + 1, "eval_loss": 1.5})
-        assert found.close(failed=False)
-        assert not said
+        trackers_of_run, notes, run_dir = track(name, step=step)
+        trackers_of_run.metrics({"step": step + 1, **LINE})
+        trackers_of_run.metrics({"step": step + 1, "eval_loss": 1.5})
+        assert trackers_of_run.close(failed=False)
+        assert not notes
         ids = json.loads((run_dir / TRACKERS).read_text())
     assert [*ids] == [name]
 
@@ -241,10 +241,10 @@ def test_wandb_continues_under_its_id(package, track):
     sys.modules["wandb"] = module = Recorder("wandb", calls, {})
     module.results["init"] = Run("run", calls, {})
     for step in (0, 4):
-        found, said, run_dir = track("wandb", step=step)
-        found.metrics({"step": step + 1, **LINE})
-        found.close(failed=bool(step))
-    assert not said
+        trackers_of_run, notes, run_dir = track("wandb", step=step)
+        trackers_of_run.metrics({"step": step + 1, **LINE})
+        trackers_of_run.close(failed=bool(step))
+    assert not notes
     first, again = (given for _, given in of(calls, "init"))
     assert (first["id"], again["id"], again["resume"]) == (None, "w-1", "allow")
     assert first["dir"] == str(run_dir)
@@ -255,10 +255,10 @@ def test_wandb_continues_under_its_id(package, track):
 def test_swanlab_continues_under_its_id(package, track):
     calls = package("swanlab")
     for step in (0, 4):
-        found, said, _ = track("swanlab", step=step)
-        found.metrics({"step": step + 1, **LINE})
-        found.close(failed=False)
-    assert not said
+        trackers_of_run, notes, _ = track("swanlab", step=step)
+        trackers_of_run.metrics({"step": step + 1, **LINE})
+        trackers_of_run.close(failed=False)
+    assert not notes
     first, again = (given for _, given in of(calls, "init"))
     assert first["id"] == again["id"]
     assert of(calls, "log")[0] == ((SHOWN,), {"step": 1})
@@ -271,10 +271,10 @@ def test_mlflow_continues_its_run(package, track, monkeypatch):
         "mlflow", "mlflow.tracking", "mlflow.entities", create_run=run, get_experiment_by_name=None
     )
     for step in (0, 4):
-        found, said, _ = track("mlflow", step=step)
-        found.metrics({"step": step + 1, **LINE})
-        found.close(failed=False)
-    assert not said
+        trackers_of_run, notes, _ = track("mlflow", step=step)
+        trackers_of_run.metrics({"step": step + 1, **LINE})
+        trackers_of_run.close(failed=False)
+    assert not notes
     assert of(calls, "MlflowClient")[0] == (("http://nowhere:1",), {})
     assert len(of(calls, "create_run")) == 1
     assert of(calls, "update_run") == [(("m-1",), {"status": "RUNNING"})]
@@ -285,9 +285,9 @@ def test_mlflow_continues_its_run(package, track, monkeypatch):
 def test_trackio_continues_under_its_name(package, track):
     calls = package("trackio")
     for step in (0, 4):
-        found, said, run_dir = track("trackio", step=step)
-        found.metrics({"step": step + 1, **LINE})
-        found.close(failed=False)
-    assert not said
+        trackers_of_run, notes, run_dir = track("trackio", step=step)
+        trackers_of_run.metrics({"step": step + 1, **LINE})
+        trackers_of_run.close(failed=False)
+    assert not notes
     assert [given["resume"] for _, given in of(calls, "init")] == ["never", "allow"]
     assert {given["name"] for _, given in of(calls, "init")} == {run_dir.name}

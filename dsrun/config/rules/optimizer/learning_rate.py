@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from dsrun.config import tree
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import removal, set_to
+from dsrun.config.rules.common import set_to
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, report
+from dsrun.config.rules.kinds import Table, in_range, remove, report
 from dsrun.config.rules.optimizer.scheduler import PARAMS, TYPE, built, class_of
 from dsrun.config.schemas import schema
 
@@ -210,15 +210,8 @@ def learning_rate_only_rises() -> Table:
     built("LRRangeTest", last_batch_iteration=100),
 )
 @good(built("WarmupLR", warmup_num_steps=10, last_batch_iteration=-1), built("WarmupLR", warmup_num_steps=10))
-def schedule_starts_in_the_middle(context: Context) -> Iterator[Finding]:
+def schedule_starts_in_the_middle() -> Table:
     """-1 is a new run; from 0 on the first rate isn't set (runtime/lr_schedules.py). A checkpoint has its own."""
     path = f"{PARAMS}.last_batch_iteration"
-    value = context.number(path)
-    if value is not None and value > -1:
-        fix = removal(context, path, safe=False)
-        yield Finding(
-            path,
-            f"is {value:g}: the schedule starts in the middle",
-            "Remove it: checkpoints contain it.",
-            fix,
-        )
+    text = "is {value:g}: the schedule starts in the middle. Remove it: checkpoints contain it."
+    return in_range(path, text, fix=remove(path, safe=False), most=-1)

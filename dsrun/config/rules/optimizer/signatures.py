@@ -1,4 +1,4 @@
-"""Which class an optimizer's name stands for, and which arguments that class takes.
+"""Signatures of optimizers: the class that a name stands for, and the arguments that it takes.
 
 Read from schemas/optimizers.json, which tools/schemas/signatures.py writes: torch isn't imported here.
 """

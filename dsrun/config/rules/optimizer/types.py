@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.catalog import closest
-from dsrun.config.rules.common import removal, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import OPTIMIZER, removal, set_to
 from dsrun.config.rules.examples import CPU, ZERO_1, ZERO_2, bf16, fp16, made, zero
 from dsrun.config.rules.frame import FAILS, Context, Edit, Finding, Fix, bad, good, rule
 from dsrun.config.rules.kinds import Table, put, report
@@ -39,6 +40,11 @@ NEVER = {
 # runtime/config.py names these as optimizers that went with the compression code.
 GONE = {"onebitadam": "Adam", "zerooneadam": "Adam", "onebitlamb": "Lamb"}
 ALLOWED: dict[str, Any] = {**ZERO_1, UNTESTED: True}
+
+
+def _is_untested(context: Context) -> bool:
+    kind = optimizer_class(context)
+    return kind is not None and kind not in data()["zero"]
 
 
 @rule("DS402", FAILS)
@@ -195,19 +201,17 @@ def muon_with_reduce_scatter(context: Context) -> Iterator[Finding]:
 @rule("DS415", FAILS)
 @bad({**ZERO_1, **made("SGD", lr=0.1)}, {**ZERO_2, **made("Lamb", lr=1e-3), UNTESTED: False})
 @good({**ALLOWED, **made("SGD", lr=0.1)}, made("SGD", lr=0.1))
-def optimizer_untested_with_zero(context: Context) -> Iterator[Finding]:
+def optimizer_untested_with_zero() -> Table:
     """ZeRO accepts a list of optimizers, and others only when told to (_do_optimizer_sanity_check).
 
     Source: runtime/engine.py, ZERO_SUPPORTED_OPTIMIZERS in runtime/zero/utils.py.
     """
-    kind = optimizer_class(context)
-    if context.stage > 0 and kind and kind not in data()["zero"] and not context.get(UNTESTED):
-        yield Finding(
-            TYPE,
-            f"{kind} is not on ZeRO's list of tested optimizers, so ZeRO refuses it",
-            f"Set {UNTESTED} to true, use AdamW, or set zero_optimization.stage to 0.",
-            set_to(context, UNTESTED, value=True),
-        )
+    text = (
+        "{kind} is not on ZeRO's list of tested optimizers, so ZeRO refuses it. "
+        f"Set {UNTESTED} to true, use AdamW, or set zero_optimization.stage to 0."
+    )
+    conditions = (_is_untested, when.unless(when.at_stage(0)), lambda context: not context.get(UNTESTED))
+    return report(TYPE, text, conditions, put(UNTESTED, True), kind=optimizer_class)
 
 
 @rule("DS416", FAILS)
@@ -223,19 +227,19 @@ def optimizer_deepspeed_cannot_step(context: Context) -> Iterator[Finding]:
 @rule("DS419", "note")
 @bad(CPU, {**zero(2, offload_optimizer={"device": "nvme"}), "zero_force_ds_cpu_optimizer": True})
 @good({**CPU, **made("AdamW", lr=1e-3)}, {**CPU, "zero_force_ds_cpu_optimizer": False})
-def offload_with_an_optimizer_from_code(context: Context) -> Iterator[Finding]:
+def offload_with_an_optimizer_from_code() -> Table:
     """With offload the code's optimizer has to be DeepSpeedCPUAdam or DeepSpeedCPULion (_configure_optimizer).
 
     "You are using ZeRO-Offload with a client provided optimizer" (runtime/engine.py). accelerate puts
     DeepSpeedCPUAdam in its place.
     """
-    forced = context.flag("zero_force_ds_cpu_optimizer") is not False
-    if context.target == "deepspeed" and not context.has("optimizer") and offloaded(context) and forced:
-        yield Finding(
-            "zero_optimization.offload_optimizer",
-            "is missing: the code must pass DeepSpeedCPUAdam, not another Adam",
-            "Add an optimizer section, or set zero_force_ds_cpu_optimizer to false for any optimizer.",
-        )
+    forced = when.unless(when.off("zero_force_ds_cpu_optimizer"))
+    text = (
+        "is missing: the code must pass DeepSpeedCPUAdam, not another Adam. "
+        "Add an optimizer section, or set zero_force_ds_cpu_optimizer to false for any optimizer."
+    )
+    conditions = (when.read_by("deepspeed"), when.lacks("optimizer"), offloaded, forced)
+    return report(OPTIMIZER, text, conditions)
 
 
 @rule("DS421", FAILS)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import above_1, divisors, heads_beside, removal, set_to
+from dsrun.config.rules.common import above_1, divisors, heads_beside, set_to
 from dsrun.config.rules.examples import tensor
 from dsrun.config.rules.file.effects import known_keys
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, needs, report
+from dsrun.config.rules.kinds import Table, needs, remove, report
 from dsrun.config.rules.running.batch import TENSOR
 
 TP = "tensor_parallel"
@@ -25,14 +25,14 @@ SERVED = "inference.tensor_parallel.tp_size"
 @rule("DS502", FAILS)
 @bad(tensor(2, tp={"tp_size": 4}), tensor(4, tp={"tp_size": 2}))
 @good(tensor(2, tp={"tp_size": 2}), tensor(2, tp={"tp_size": 1}))
-def two_tensor_parallel_sizes(context: Context) -> Iterator[Finding]:
+def two_tensor_parallel_sizes() -> Table:
     """tp.tp_size must be 1 or the same (_apply_autotp_partitioning in runtime/engine.py)."""
-    size, inner = context.integer(TENSOR), context.integer(INNER)
-    if size is not None and size > 1 and inner not in (None, 1, size):
-        fix = removal(context, INNER, safe=False)
-        yield Finding(
-            INNER, f"{inner} differs from autotp_size {size}", "Remove it: autotp_size is enough.", fix
-        )
+
+    def differs(context: Context) -> bool:
+        return context.integer(INNER) not in (None, 1, context.integer(TENSOR))
+
+    text = "{value} differs from autotp_size {size}. Remove it: autotp_size is enough."
+    return report(INNER, text, (when.several(TENSOR), differs), remove(INNER, safe=False), size=TENSOR)
 
 
 @rule("DS503", DIFFERS)

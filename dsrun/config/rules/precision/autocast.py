@@ -111,8 +111,13 @@ def autocast_modules_not_found(context: Context) -> Iterator[Finding]:
 @rule("DS324", "warning", since=(0, 17))
 @bad({"torch_autocast": {"enabled": True, "dtype": "float32"}})
 @good({"torch_autocast": {"enabled": True, "dtype": "float16"}}, {"torch_autocast": {"enabled": True}})
-def autocast_to_fp32(context: Context) -> Iterator[Finding]:
+def autocast_to_fp32() -> Table:
     """Autocast to fp32 changes nothing: torch turns it off, or casts to the same type (runtime/torch_autocast.py)."""
     path = "torch_autocast.dtype"
-    if context.flag("torch_autocast.enabled") and NAMES.get(context.text(path) or "") == FP32:
-        yield Finding(path, "casts to fp32, which the weights already are", "Write bfloat16 or float16.")
+    conditions = (
+        when.on("torch_autocast.enabled"),
+        lambda context: NAMES.get(context.text(path) or "") == FP32,
+    )
+    return report(
+        path, "casts to fp32, which the weights already are. Write bfloat16 or float16.", conditions
+    )

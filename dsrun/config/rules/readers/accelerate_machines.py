@@ -91,5 +91,5 @@ def processes_do_not_match_machines(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, f"Write {count * machines}, or name more GPUs.", effect=FAILS)
 
 
-def _many(count: int, what: str, ending: str = "s") -> str:
-    return f"{count} {what}{ending * (count != 1)}"
+def _many(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{ending * (count != 1)}"

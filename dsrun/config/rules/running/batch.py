@@ -23,7 +23,7 @@ DATA = "data_parallel_size"
 
 
 def model_parallel_size(config: Mapping[str, Any]) -> int:
-    """By how much DeepSpeed divides the GPUs before it checks the batch: sequence_parallel_size, or 1.
+    """The number by which DeepSpeed divides the GPUs before it checks the batch: sequence_parallel_size, or 1.
 
     Tensor parallelism isn't counted: the check comes before its groups are made (runtime/config.py).
     """
@@ -54,6 +54,7 @@ def batch_sizes_do_not_match(context: Context) -> Iterator[Finding]:
     if total is None or ranks is None or parts is None or total < 1:
         return
     micro, accumulation = parts[MICRO], parts[ACCUMULATION]
+    # Where both parts are given, the total has to be their product. Where DeepSpeed works one out, it has to divide.
     unit = ranks * (micro or 1) * (accumulation or 1)
     exact = micro is not None and accumulation is not None
     if total == unit if exact else total % unit == 0:
@@ -70,6 +71,7 @@ def batch_sizes_do_not_match(context: Context) -> Iterator[Finding]:
 
 
 def _legal(total: int, micro: int | None, ranks: int, unit: int, exact: bool) -> str:
+    """The advice for a total that doesn't fit: totals and accumulations that do. exact: both parts are given."""
     if not exact:
         return _nearest(total, unit)
     per_step = (micro or 1) * ranks

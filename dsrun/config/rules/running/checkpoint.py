@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.config import tree
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import above_1, set_to
+from dsrun.config.rules.common import set_to
 from dsrun.config.rules.examples import ZERO_2, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, all_of, needs, put, remove, report
@@ -58,21 +58,18 @@ def string_for_a_flag(context: Context) -> Iterator[Finding]:
     {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
     {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
 )
-def writer_without_data_parallel(context: Context) -> Iterator[Finding]:
+def writer_without_data_parallel() -> Table:
     """Below stage 3 a writer asks for a rank that its own class doesn't have.
 
     Source: _get_data_parallel_config in runtime/model_checkpointing/data_parallel_writer_factory.py.
     """
-    if not has_writer(context) or context.get(PARALLEL) is not None:
-        return
-    if context.stage < 3 and not above_1(context, TENSOR):
-        fix = set_to(context, PARALLEL, "replica")
-        yield Finding(
-            PARALLEL,
-            f"is required below stage 3: at stage {context.stage} the start fails",
-            'Set it to "replica"; "socket" or "machine" let fewer ranks write.',
-            fix,
-        )
+    text = (
+        "is required below stage 3: at stage {stage} the start fails. "
+        'Set it to "replica"; "socket" or "machine" let fewer ranks write.'
+    )
+    missing = (has_writer, lambda context: context.get(PARALLEL) is None)
+    conditions = (*missing, when.below_stage(3), when.unless(when.several(TENSOR)))
+    return report(PARALLEL, text, conditions, put(PARALLEL, "replica"))
 
 
 @rule("DS702", FAILS, since=(0, 17))
@@ -162,7 +159,7 @@ def storage_of_each_node() -> Table:
             lambda context: _nodes(context) == 1,
             remove(LOCAL),
         ),
-        report(LOCAL, several, lambda context: (_nodes(context) or 0) > 1, nodes=_nodes),
+        report(LOCAL, several, lambda context: _nodes(context) not in (None, 1), nodes=_nodes),
         when=when.on(LOCAL),
     )
 

@@ -26,7 +26,7 @@ OPS = (
     "inference_all_reduce", "irecv", "isend", "log_summary_barrier", "monitored_barrier", "recv", "reduce",
     "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
-"""What communication is logged as: the log_name of every timed_op in comm/comm.py."""
+"""Names under which communication is logged: the log_name of every timed_op in comm/comm.py."""
 
 START, END = 3, 5
 """autotuning's start_profile_step and end_profile_step where they aren't given (autotuning/constants.py)."""

@@ -8,7 +8,7 @@ from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import BYTES, DEEP, OVERLAP, SCATTER, ZERO, above_1, no_effect, removal
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, all_of, excludes, put, report
+from dsrun.config.rules.kinds import Table, all_of, excludes, put, remove, report
 from dsrun.config.rules.running.batch import SEQUENCE
 
 PRESCALE = "prescale_gradients"
@@ -69,19 +69,22 @@ def scaling_with_reduce_scatter(context: Context) -> Iterator[Finding]:
     {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2},
     {**zero(2, reduce_scatter=False), "gradient_predivide_factor": 4},
 )
-def predivide_factor_equal_to_gpus(context: Context) -> Iterator[Finding]:
+def predivide_factor_equal_to_gpus() -> Table:
     """Stage 3 multiplies by the factor again unless it equals the number of ranks, by which it already divided.
 
     So the gradients are too small by that factor (__avg_scatter_contiguous_grads in runtime/zero/stage3.py).
     """
-    world, factor = context.world_size, _factor(context)
-    if context.stage == 3 and not _scatters(context) and not context.flag(PRESCALE) and factor == world != 1:
-        yield Finding(
-            FACTOR,
-            f"{factor:g} is the number of GPUs: stage 3 then makes the gradients {factor:g} times too small",
-            f"Remove it, or set another factor than {factor:g}.",
-            removal(context, FACTOR, safe=False),
-        )
+    text = (
+        "{factor:g} is the number of GPUs: stage 3 then makes the gradients {factor:g} times too small. "
+        "Remove it, or set another factor than {factor:g}."
+    )
+    conditions = (
+        when.at_stage(3),
+        when.off(SCATTER),
+        when.unless(when.on(PRESCALE)),
+        lambda context: _factor(context) == context.world_size != 1,
+    )
+    return report(FACTOR, text, conditions, remove(FACTOR, safe=False), factor=_factor)
 
 
 @rule("DS263", "warning")

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZERO, device, removal, value_or_default
+from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZENFLOW, ZERO, removal, value_or_default
 from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, in_range, put, remove, report
+from dsrun.config.rules.kinds import Table, all_of, excludes, in_range, put, remove, report
 from dsrun.config.rules.precision.modes import FP32, NAMES
 from dsrun.config.schemas import schema
-from dsrun.words import listed
 
 NORM = f"{ZERO}.compute_grad_norm"
+
+
+def _adds_bf16_up_in_fp32(context: Context) -> bool:
+    precise = NAMES.get(context.text("data_types.grad_accum_dtype") or "") == FP32
+    return context.stage == 1 and context.precision == "bf16" and precise
 
 
 @rule("DS211", REFUSED, since=(0, 19))
@@ -86,22 +90,16 @@ def negative_clipping() -> Table:
     {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "none"}), "gradient_clipping": 0},
     {**CPU, "gradient_clipping": 0},
 )
-def norm_off_where_it_is_needed(context: Context) -> Iterator[Finding]:
+def norm_off_where_it_is_needed() -> Table:
     """Offload and ZenFlow raise (runtime/zero/stage_1_and_2.py), as does the bf16 optimizer of stage 1.
 
     That one is used for bf16 weights with fp32 accumulation (_do_optimizer_sanity_check in runtime/engine.py).
     """
-    if context.flag(NORM) is not False or context.stage not in (1, 2):
-        return
-    precise = NAMES.get(context.text("data_types.grad_accum_dtype") or "") == FP32
     reasons = {
-        "offload_optimizer": device(context, OPTIMIZER) is not None,
-        "zenflow": bool(context.section(f"{ZERO}.zenflow")),
-        "bf16 with fp32 accumulation at stage 1": context.stage == 1
-        and precise
-        and context.precision == "bf16",
+        "offload_optimizer": when.offloads(OPTIMIZER),
+        "zenflow": lambda context: context.section(ZENFLOW),
+        "bf16 with fp32 accumulation at stage 1": _adds_bf16_up_in_fp32,
     }
-    if given := [name for name, holds in reasons.items() if holds]:
-        yield Finding(
-            NORM, f"can't be false with {listed(given)}", "Remove it.", removal(context, NORM, safe=False)
-        )
+    text = "can't be false with {others}. Remove it."
+    line = excludes(NORM, reasons, text, remove(NORM, safe=False), given=when.off(NORM))
+    return all_of(line, when=when.at_stage(1, 2))

@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, STAGE, ZENFLOW, ZERO, set_to
 from dsrun.config.rules.examples import made
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, Fix, bad, good, rule
 from dsrun.config.rules.kinds import Table, needs, put, report
 from dsrun.config.rules.running.batch import ACCUMULATION
 from dsrun.config.schemas import schema
@@ -41,6 +41,20 @@ def flows(context: Context) -> bool:
 
 def _strategy(context: Context) -> str:
     return context.text(STRATEGY) or schema.AUTO
+
+
+def _overlaps(context: Context) -> bool:
+    """Whether communication overlaps, which it does by default from stage 3 on."""
+    return bool(context.flag(OVERLAP) if context.has(OVERLAP) else context.stage >= 3)
+
+
+def _selects_more_often(context: Context) -> bool:
+    selection, update = context.integer(SELECTION), context.integer(UPDATE)
+    return bool(selection and update and selection < update)
+
+
+def _select_at_updates(context: Context) -> Fix:
+    return set_to(context, SELECTION, context.integer(UPDATE))
 
 
 @rule("DS251", FAILS, since=NEW)
@@ -107,16 +121,11 @@ def select_interval_does_not_match_strategy(context: Context) -> Iterator[Findin
     _config(select_interval=4, update_interval=4),
     _config(select_strategy="epoch", select_interval=1, update_interval=4),
 )
-def select_interval_below_update_interval(context: Context) -> Iterator[Finding]:
+def select_interval_below_update_interval() -> Table:
     """The columns must not change between two updates of the rest (configure_zenflow in runtime/zenflow/engine.py)."""
-    selection, update = context.integer(SELECTION), context.integer(UPDATE)
-    if flows(context) and _strategy(context) == "step" and selection and update and selection < update:
-        yield Finding(
-            SELECTION,
-            f"{selection} is below update_interval, {update}",
-            f"Set it to {update} or more.",
-            set_to(context, SELECTION, update),
-        )
+    text = "{value} is below update_interval, {update}. Set it to {update} or more."
+    conditions = (flows, lambda context: _strategy(context) == "step", _selects_more_often)
+    return report(SELECTION, text, conditions, _select_at_updates, update=UPDATE)
 
 
 @rule("DS256", DIFFERS, since=NEW)
@@ -140,19 +149,14 @@ def update_interval_auto() -> Table:
 @rule("DS257", FAILS, since=NEW)
 @bad(_config(offload=True), _config(offload=True, _zero={"overlap_comm": False}))
 @good(_config(offload=True, _zero={"overlap_comm": True}), _config(stage=3, offload=True))
-def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
+def zenflow_offload_without_overlap() -> Table:
     """Its states are copied during the reduction (ZenFlowZeroOptimizer.__init__, engine_stage3.py in runtime/zenflow).
 
     overlap_comm is on by default at stage 3 only (overlap_comm_valid in runtime/zero/config.py).
     """
-    overlap = context.flag(OVERLAP) if context.has(OVERLAP) else context.stage >= 3
-    if context.flag(f"{ZENFLOW}.offload") and context.stage and not overlap:
-        yield Finding(
-            f"{ZENFLOW}.offload",
-            "needs overlap_comm, which is off",
-            "Set overlap_comm to true, or zenflow.offload to false.",
-            set_to(context, OVERLAP, value=True),
-        )
+    text = "overlap_comm, which is off. Set overlap_comm to true, or zenflow.offload to false."
+    conditions = (when.unless(when.at_stage(0)), when.unless(_overlaps))
+    return needs(f"{ZENFLOW}.offload", text, conditions, put(OVERLAP, True))
 
 
 @rule("DS258", DIFFERS, since=NEW)

@@ -98,7 +98,7 @@ def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tup
 
 def lacks_sdpa(model_type: str | None) -> bool:
     """Whether transformers' class has no torch SDPA, so that attention is computed with a matrix of scores."""
-    return model_type is not None and transformers_code.supports(model_type, "_supports_sdpa") is False
+    return model_type is not None and transformers_code.supports(model_type, transformers_code.SDPA) is False
 
 
 def keeps_scores(wanted: str, architecture: Mapping[str, Any]) -> bool:
@@ -110,7 +110,11 @@ def attention_problems(
     wanted: str, devices: Devices, precision: str, model_type: str | None = None
 ) -> list[Problem]:
     """Problems of a kind of attention on these devices."""
-    flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn", VARLEN: "_supports_attention_backend"}
+    flags = {
+        SDPA: transformers_code.SDPA,
+        FLASH: "_supports_flash_attn",
+        VARLEN: "_supports_attention_backend",
+    }
     if wanted in flags and model_type and transformers_code.supports(model_type, flags[wanted]) is False:
         fault = f"can't be: transformers has none for a model of type {model_type}"
         return [Problem(fault, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]

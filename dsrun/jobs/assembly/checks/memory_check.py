@@ -258,6 +258,7 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     free = numbers["total"] - numbers.get("others", 0.0)
     machine = _cards(job, free)
     checked = check(request, job.ds_config, job.preset, machine, job.fsdp)
+    # The run has shown that the plan is too small by some share: the same share is taken off each change's room.
     if checked and checked[0].verdict != OUT:
         machine = _cards(job, free * checked[0].used * ALL_OF_IT)
         checked = check(request, job.ds_config, job.preset, machine, job.fsdp)

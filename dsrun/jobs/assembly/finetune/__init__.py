@@ -52,14 +52,16 @@ class FinetuneRequest:
 
     model: str
     """A name from `dsrun models`, a Hugging Face folder or a GGUF file."""
-    asked: Resolved[FinetuneOptions]
+    resolved: Resolved[FinetuneOptions]
     """The options as the command line, the environment and a run file give them."""
 
     def on(
         self, machine: Machine, environ: Mapping[str, str], hosts: tuple[HostDevices, ...] = ()
     ) -> Requested:
         """Its first stage, on this machine. hosts: those that ranks are counted by."""
-        return Requested(name=self.model, resolved=self.asked, machine=machine, environ=environ, hosts=hosts)
+        return Requested(
+            name=self.model, resolved=self.resolved, machine=machine, environ=environ, hosts=hosts
+        )
 
 
 def plan(

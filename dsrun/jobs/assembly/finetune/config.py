@@ -152,9 +152,8 @@ def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithC
     if before.force or findings.problems or memory is None or memory[0].verdict != OUT:
         return made
     for placed in smaller(made.before):
-        less = checked_config(
-            placed, made.strategy, Findings()
-        )  # its findings are those of the whole one again
+        # Findings of its own, and dropped: they are those of the whole step once more.
+        less = checked_config(placed, made.strategy, Findings())
         fits, now = _memory(less), placed.options
         if fits and fits[0].verdict != OUT:
             findings.notes.append(

@@ -87,9 +87,9 @@ def dataset_folder(name: str) -> Path:
     raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
 
 
-def asked_format(asked: Resolved[FinetuneOptions]) -> str:
+def asked_format(resolved: Resolved[FinetuneOptions]) -> str:
     """The format that the user names, by name or by naming its columns; else AUTO."""
-    return named_format(asked.options.data_format, asked.user)
+    return named_format(resolved.options.data_format, resolved.user)
 
 
 def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:

@@ -99,6 +99,8 @@ def batches(
         resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
         sizes = range(resolved.options.micro_batch, 0, -1)
         return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
+    # Nobody named a number of examples: the default gives way to what the ranks can share, since a plan is asked for
+    # many numbers of GPUs. finetune would refuse it, so the note has the option.
     parts = resolved.said("micro_batch") or resolved.said("grad_accum")
     if not resolved.said("global_batch") and not resolved.said("grad_accum"):
         unit = ranks * (options.micro_batch if parts else 1)

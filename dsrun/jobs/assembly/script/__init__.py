@@ -99,7 +99,7 @@ def _finished(
         local_rank=local_rank, preset=options.preset, ds_config=inputs.config, env=dict(inputs.env), plain=plain,
         python=script.python.executable if script.python else None, launcher=placed.launcher,
     )  # fmt: skip
-    return PlannedJob(job, tuple(findings.notes), request.asked)
+    return PlannedJob(job, tuple(findings.notes), request.resolved)
 
 
 def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:

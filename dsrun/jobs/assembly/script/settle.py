@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.presets.build import Options, build_config, render_json
-from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
 from dsrun.config.presets.preset import second_copy_notes
 from dsrun.errors import DsrunError, Findings, Problem
@@ -36,7 +35,7 @@ def without_preset(request: ScriptRequest) -> list[Problem]:
         return []
     names = (*FOR_PRESET, "overrides")
     used = [
-        flag_of(LaunchOptions, name) for name in names if request.asked.source(name) == Source.COMMAND_LINE
+        flag_of(LaunchOptions, name) for name in names if request.resolved.source(name) == Source.COMMAND_LINE
     ]
     hint = "Name a preset, or write it into the script's own config."
     fault = "says something of a preset's config, and there is no --preset"
@@ -49,8 +48,8 @@ def read_accelerate(script: KnownScript, path: Path) -> KnownScript:
         fault = "a launch config and a preset both say how it is trained"
         raise DsrunError(fault, where=f"{accelerate.OPTION}, --preset", hint="Leave one of them out.")
     file = accelerate.read_file(path, script.cwd)
-    asked = script.request.asked.settled(file.options(script.options), str(path))
-    return replace(script, accelerate=file, request=replace(script.request, asked=asked))
+    resolved = script.request.resolved.settled(file.options(script.options), str(path))
+    return replace(script, accelerate=file, request=replace(script.request, resolved=resolved))
 
 
 def files_beside(script: KnownScript) -> list[str]:
@@ -95,7 +94,7 @@ def settle_config(
     if placed is None:
         return inputs
     by_variables = source.reader == ACCELERATE and not source.ways
-    if by_variables and (fsdp := _fsdp(options.preset)):
+    if by_variables and options.preset != AUTO and (fsdp := load_preset(options.preset).fsdp):
         _check_fsdp_options(script)
         ranks, nodes = node_shape(placed.hosts)
         given = Options(gpus=ranks, nodes=nodes, precision=options.precision)
@@ -118,18 +117,14 @@ def _judge_own(script: KnownScript, named: Named, placed: Allocation | None, fin
     if placed and placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
         own = config.precision_of(named, script.cwd, trainer)
         where, hint = f"{named.option} {named.file}", "Enable bf16 there (half the memory), or neither: fp32."
-        found = precision.problems(own, placed.own_machine)
-        judge(options, [replace(problem, where=where, hint=hint) for problem in found], findings)
-
-
-def _fsdp(name: str) -> FsdpPreset | None:
-    return None if name == AUTO else load_preset(name).fsdp
+        problems = precision.problems(own, placed.own_machine)
+        judge(options, [replace(problem, where=where, hint=hint) for problem in problems], findings)
 
 
 def _check_fsdp_options(script: KnownScript) -> None:
     """Raise DsrunError for options that only a DeepSpeed config has a use for."""
     names = [name for name in (*FOR_PRESET, "overrides") if name != "precision"]
-    if used := [flag_of(LaunchOptions, name) for name in names if script.request.asked.said(name)]:
+    if used := [flag_of(LaunchOptions, name) for name in names if script.request.resolved.said(name)]:
         fault = f"FSDP has no config for {', '.join(used)}: the script says it itself"
         raise DsrunError(fault, where=f"--preset {script.options.preset}", hint="Leave it out.")
 
@@ -153,7 +148,7 @@ def _settle_accelerate(
     judge(script.options, problems, findings)
     env, own = file.variables(script.config_file), accelerate.config_of(file)
     if placed:
-        by_hand = any(script.request.asked.said(name) for name in ("gpus", "devices", "include"))
+        by_hand = any(script.request.resolved.said(name) for name in ("gpus", "devices", "include"))
         problems, notes = accelerate.shape_problems(file, placed, by_hand=by_hand)
         findings.problems.extend(problems)
         findings.notes.extend(notes)
@@ -164,7 +159,7 @@ def _built(
     request: ScriptRequest, source: ScriptSource, placed: Allocation
 ) -> tuple[dict[str, Any], list[Problem], list[str]]:
     """The preset's config in the form for who reads it, what is wrong with it, and what is worth saying."""
-    preset, asked = str(request.options.preset), request.options
+    preset, requested = str(request.options.preset), request.options
     if preset == AUTO:
         raise DsrunError(
             "auto needs to know the model, and a script's can't be known",
@@ -172,23 +167,23 @@ def _built(
             hint="`dsrun plan MODEL` says which preset fits; name that one.",
         )
     target = source.reader if source.reader in (HF, ACCELERATE) else DEEPSPEED
-    precision = asked.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
+    precision = requested.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
     ranks, nodes = node_shape(placed.hosts)
-    options = select(Options, asked, gpus=ranks, nodes=nodes, target=target, precision=precision)
+    options = select(Options, requested, gpus=ranks, nodes=nodes, target=target, precision=precision)
     built = build_config(preset, options)
     if why_torch_adam(built.ds_config, placed.accelerator):
-        overrides = (*asked.overrides, *torch_adam(placed.accelerator))
+        overrides = (*requested.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
     notes = [*map(str, built.findings), *second_copy_notes(built.ds_config, ranks * nodes)]
     if target == DEEPSPEED:
         notes.append(_batch_text(built.ds_config))
     trainer = config.trainer_of(request.args, source)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if target == HF and trainer is not None:
         # What the Trainer would refuse, as its arguments say something else.
         setting = config.setting(placed, target, trainer, None)
-        found, _ = config.judged(render_json(built.ds_config).encode(), preset, setting, target)
-    return built.ds_config, found, notes
+        problems, _ = config.judged(render_json(built.ds_config).encode(), preset, setting, target)
+    return built.ds_config, problems, notes
 
 
 def _batch_text(config: Mapping[str, Any]) -> str:

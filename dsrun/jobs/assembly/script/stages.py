@@ -24,13 +24,13 @@ class ScriptRequest:
     """A file, or a module's name where the options say so."""
     args: tuple[str, ...]
     """The script's own arguments."""
-    asked: Resolved[LaunchOptions]
+    resolved: Resolved[LaunchOptions]
     again: bool = False
     """The script was started in that folder before, and is started there again."""
 
     @property
     def options(self) -> LaunchOptions:
-        return self.asked.options
+        return self.resolved.options
 
 
 @dataclass(frozen=True, kw_only=True)

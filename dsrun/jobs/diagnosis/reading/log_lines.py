@@ -44,6 +44,9 @@ PREFIXES = tuple(
         r"(?:>{1,3} |[│|❱]\s{1,4})",
     )
 )
+RANK_FIELDS = ("rank", "mpi", "task", "local", "spoken")
+HOST_FIELDS = ("host", "ip", "pod", "nccl", "service")
+"""Groups of PREFIXES, the surest first."""
 NO_HOSTS = re.compile(
     r"Error$|Exception$|Warning$|^(python|File|line|torch|cuda|sm_|step|epoch|loss|gpu)\d*", re.I
 )
@@ -98,10 +101,8 @@ def peeled(
         if prefix is None:
             break
         fields = {name: value for name, value in prefix.groupdict().items() if value is not None}
-        rank = _first_number(fields, ("rank", "mpi", "task", "local", "spoken"), rank)
-        host = next(
-            (fields[name] for name in ("host", "ip", "pod", "nccl", "service") if name in fields), host
-        )
+        rank = next((int(fields[name]) for name in RANK_FIELDS if name in fields), rank)
+        host = next((fields[name] for name in HOST_FIELDS if name in fields), host)
         when = when if when is not None else _time(fields)
         level = level or _level(fields)
         text = text[prefix.end() :]
@@ -149,10 +150,6 @@ def folded(text: bytes) -> bytes:
 def _is_prefix(hit: re.Match[str]) -> bool:
     host = hit.groupdict().get("host")
     return hit.end() > hit.start() and not (host and NO_HOSTS.search(host))
-
-
-def _first_number(fields: dict[str, str], names: tuple[str, ...], otherwise: int | None) -> int | None:
-    return next((int(fields[name]) for name in names if name in fields), otherwise)
 
 
 def _level(fields: dict[str, str]) -> str:

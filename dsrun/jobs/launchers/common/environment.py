@@ -24,18 +24,8 @@ from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.words import counted
 
 COMPUTING = tuple(
-    dict.fromkeys(
-        (
-            "dsrun",
-            *versions.PACKAGES,
-            "tokenizers",
-            "sentencepiece",
-            "safetensors",
-            "gguf",
-            "datasets",
-            "pyarrow",
-        )
-    )
+    dict.fromkeys(("dsrun", *versions.PACKAGES))
+    | dict.fromkeys(("tokenizers", "sentencepiece", "safetensors", "gguf", "datasets", "pyarrow"))
 )
 """Packages whose version may change losses, or how checkpoints, models and rows are read. The record lists them even
 where they were missing."""
@@ -138,7 +128,7 @@ def differences(record: Mapping[str, Any], python: PythonEnvironment | None = No
     named = [
         f"{name} {old or 'none'} -> {new or 'none'}"
         for name, (old, new) in changed.items()
-        if _computes(name)
+        if name in ("Python", *COMPUTING) or GPU_LIBRARIES.match(name)
     ]
     others = len(changed) - len(named)
     if named:
@@ -148,10 +138,6 @@ def differences(record: Mapping[str, Any], python: PythonEnvironment | None = No
         f"{counted(others, 'package')} of another version than the run was started with, none that computes"
     )
     return [text] if others else []
-
-
-def _computes(name: str) -> bool:
-    return name in ("Python", *COMPUTING) or GPU_LIBRARIES.match(name) is not None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
@@ -120,7 +120,8 @@ def _toleration_problems(toleration: Mapping[str, Any], where: str) -> Iterator[
             hint = suggestion(name, TOLERATION, f"There are: {', '.join(TOLERATION)}.")
             yield Problem(f"a toleration has no {shown(name)}", where, hint)
         elif (choices := TOLERATION[name]) and value not in choices:
-            yield _choice_problem(value, choices, f"{where}.{name}")
+            hint = suggestion(str(value), choices, f"One of {', '.join(choices)}.")
+            yield Problem(f"can't be {value!r}", f"{where}.{name}", hint)
         elif not isinstance(value, int if name == "tolerationSeconds" else str) or isinstance(value, bool):
             yield Problem(f"{value!r} has the wrong type", f"{where}.{name}")
     if toleration.get("operator", "Equal") == "Equal" and not toleration.get("key"):
@@ -129,9 +130,3 @@ def _toleration_problems(toleration: Mapping[str, Any], where: str) -> Iterator[
         yield Problem("the operator Exists takes no value", where, "Remove one of the two.")
     if "tolerationSeconds" in toleration and toleration.get("effect") != "NoExecute":
         yield Problem("tolerationSeconds needs the effect NoExecute", where)
-
-
-def _choice_problem(value: object, choices: Sequence[str], where: str) -> Problem:
-    return Problem(
-        f"can't be {value!r}", where, suggestion(str(value), choices, f"One of {', '.join(choices)}.")
-    )

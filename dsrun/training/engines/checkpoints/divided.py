@@ -58,7 +58,7 @@ def _by_layer(weight: torch.Tensor, layers: int) -> torch.Tensor:
 
 
 def divisions(engine: Any) -> dict[str, Division]:
-    """How each trained weight of a DeepSpeedEngine is divided, by its name."""
+    """The division of each trained weight of a DeepSpeedEngine, by its name."""
     divisions = {}
     for module in engine.module.modules():
         kind = type(module).__name__
@@ -110,11 +110,8 @@ class Rejoined:
             states = self.parts[0].where[name][0][1].states
             joined = {state: self._joined(name, state) for state in states}
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
-            raise DsrunError(
-                f"holds no whole {name} ({error})",
-                where=str(self.folder),
-                hint="Was it written by the same model?",
-            ) from error
+            hint = "Was it written by the same model?"
+            raise DsrunError(f"holds no whole {name} ({error})", where=str(self.folder), hint=hint) from error
         return Shard(weights, joined, [Piece(name, 0, 0, weights.numel())])
 
     def _joined(self, name: str, state: str | None) -> torch.Tensor:

@@ -51,6 +51,8 @@ from dsrun.training.engines.checkpoints.saved import LazyWeights, Piece, Saved, 
 MP_RANK = re.compile(r"mp_rank_(\d+)_")
 SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """Attributes of fp16's loss scaler that change; the others are in the config (runtime/fp16/loss_scaler.py)."""
+COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+"""The counters of DeepSpeed's engine."""
 MALFORMED = (KeyError, IndexError, AttributeError, ValueError, TypeError)
 """Errors of reading files that have another form than DeepSpeed's."""
 Inner = list[dict[str, Any]]
@@ -83,7 +85,7 @@ def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
     for name, value in saved.scaling.items():
         if hasattr(scaler, name):
             setattr(scaler, name, value)
-    for name in ("global_steps", "global_samples", "skipped_steps"):
+    for name in COUNTERS:
         setattr(engine, name, saved.counters[name])
     if engine.lr_scheduler is not None and saved.schedule:
         engine.lr_scheduler.load_state_dict(saved.schedule)
@@ -110,15 +112,11 @@ def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
                 _of_stage_3(files, model["param_shapes"]) if stage_3 else _of_stages_1_and_2(files)
             )
             scaler = vars(files[0]["loss_scaler"])
-        counters = {
-            name: int(model[name]) for name in ("step", "global_steps", "global_samples", "skipped_steps")
-        }
+        counters = {name: int(model[name]) for name in ("step", *COUNTERS)}
     except MALFORMED as error:
-        raise DsrunError(
-            f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})",
-            where=str(folder),
-            hint="Continue it with the preset and the number of ranks that wrote it.",
-        ) from error
+        what = f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})"
+        hint = "Continue it with the preset and the number of ranks that wrote it."
+        raise DsrunError(what, where=str(folder), hint=hint) from error
     # At stage 0 in fp32 FusedAdam counts in the last weight's state alone (ops/adam/fused_adam.py).
     steps = max((int(state["step"]) for state in inner if "step" in state), default=0)
     scaling = {name: scaler[name] for name in SCALING if name in scaler}
@@ -149,11 +147,9 @@ def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
     try:
         parts = [_weights_of(*_files(folder, rank)) for rank in range(max(1, ranks))]
     except MALFORMED as error:
-        raise DsrunError(
-            f"holds no whole weights ({type(error).__name__}: {error})",
-            where=str(folder),
-            hint="Continue the run: its end writes the model.",
-        ) from error
+        what = f"holds no whole weights ({type(error).__name__}: {error})"
+        hint = "Continue the run: its end writes the model."
+        raise DsrunError(what, where=str(folder), hint=hint) from error
     return whole_weights(parts) if ranks > 1 else parts[0]
 
 
@@ -312,11 +308,8 @@ def _fill(shard: Shard, saved: Saved | Rejoined, folder: Path) -> None:
                 target[offset : offset + count].copy_(values.reshape(-1)[start : start + count])
             copied += count
         if copied != piece.count:
-            raise DsrunError(
-                f"holds {copied} of {piece.count} elements of {piece.name}",
-                where=str(folder),
-                hint="Was it written by the same model?",
-            )
+            what = f"holds {copied} of {piece.count} elements of {piece.name}"
+            raise DsrunError(what, where=str(folder), hint="Was it written by the same model?")
 
 
 def _put_states(optimizer: Any, shard: Shard, adam_steps: int) -> None:

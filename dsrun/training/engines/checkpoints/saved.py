@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and where in it: flat tensors, and which elements of which weight lie where in them."""
+"""The content of a checkpoint: flat tensors, and the weights' elements that lie in them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ are pickles, read as dsrun.training.pickles says: the metadata by its unpickler,
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import warnings
@@ -115,6 +116,17 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise _first(error) from error
 
 
+def _read(tensors: dict[str, torch.Tensor], *, no_dist: bool, **options: Any) -> None:
+    # torch 2.6's load has no such switch, and would wait for ranks that don't read; the older function has it.
+    if "no_dist" in inspect.signature(dcp.load).parameters:
+        dcp.load(tensors, no_dist=no_dist, **options)
+    elif no_dist:
+        warnings.filterwarnings("ignore", "`load_state_dict` is deprecated")
+        dcp.load_state_dict(tensors, no_dist=True, **options)
+    else:
+        dcp.load(tensors, **options)
+
+
 def load(folder: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool = False) -> None:
     """Fill tensors from a folder, by their names, however it was divided. alone: in one process.
 
@@ -123,7 +135,7 @@ def load(folder: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool = Fal
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # alone is what is meant
-            dcp.load(dict(tensors), storage_reader=_Reader(folder), planner=_Planner(), no_dist=alone)
+            _read(dict(tensors), storage_reader=_Reader(folder), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
         first = _first(error)
         if isinstance(first, DsrunError):

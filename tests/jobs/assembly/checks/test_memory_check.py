@@ -315,7 +315,7 @@ def test_a_micro_batch_that_memory_has_no_room_for_is_lowered(plan, short):
     machine, given = short
     planned = plan(machine, **given)
     assert (planned.job.micro_batch, rows_of(planned.job)) == (2, 16)
-    assert planned.asked.source("micro_batch") == Source.DERIVED
+    assert planned.resolved.source("micro_batch") == Source.DERIVED
     (note,) = [note for note in planned.notes if note.startswith("micro batch 2 x accumulation 4")]
     assert "the same 16 examples" in note
 

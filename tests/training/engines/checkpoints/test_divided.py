@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from dsrun.models.tensor_parallel import divided_along
 from dsrun.training.engines.checkpoints.divided import Division, Rejoined, joined, whole_weights
-from dsrun.training.engines.checkpoints.saved import Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.saved import LazyWeights, Piece, Saved, Shard, laid_flat
 
 RANKS = 2
 WHERE = {
@@ -79,10 +79,10 @@ def test_two_ranks_parts_for_another_division(name, tmp_path):
     own = Division((8, 8), dim, layers, (2, 2) if layers == 2 else (4, 4), 1)
     content = Rejoined([saved(name, part) for part in parts_of(name, whole)], {name: own}, tmp_path)
     wanted = own.part(whole).reshape(-1)
-    (found,) = content.overlaps(Piece(name, 5, 11, 7))
-    assert (found.start, found.target, found.length) == (5, 11, 7)
-    assert torch.equal(found.saved.weights, wanted)
-    assert torch.equal(found.saved.states["exp_avg"], 2 * wanted)
+    (overlap,) = content.overlaps(Piece(name, 5, 11, 7))
+    assert (overlap.start, overlap.target, overlap.length) == (5, 11, 7)
+    assert torch.equal(overlap.saved.weights, wanted)
+    assert torch.equal(overlap.saved.states["exp_avg"], 2 * wanted)
 
 
 def test_a_part_that_is_missing(tmp_path):
@@ -92,3 +92,19 @@ def test_a_part_that_is_missing(tmp_path):
     content = Rejoined([saved(name, torch.zeros(8, 5))], {name: Division((8, 8))}, tmp_path)
     with pytest.raises(DsrunError, match="no whole o_proj"):
         list(content.overlaps(Piece(name, 0, 0, 64)))
+
+
+def test_pieces_of_several_tensors_are_laid_in_the_weights_order():
+    first, second = torch.tensor([9.0, 0.0, 1.0]), torch.tensor([2.0, 3.0, 9.0])
+    parts = [(Piece("w", 2, 0, 2), second), (Piece("w", 0, 1, 2), first)]
+    assert laid_flat(parts).tolist() == [0, 1, 2, 3]
+
+
+def test_a_lazy_weight_is_made_when_it_is_asked_for_and_not_before():
+    made = []
+    weights = LazyWeights(["a", "b"], lambda name: made.append(name) or torch.zeros(1))
+    assert "a" in weights and "c" not in weights and list(weights) == ["a", "b"] and len(weights) == 2
+    assert not made
+    assert len(weights["b"]) == 1 and made == ["b"]
+    with pytest.raises(KeyError):
+        weights["c"]

@@ -1,0 +1,1 @@
+"""What each release of the libraries changed: fetched, read (never run), and packed for dsrun/releases/."""
