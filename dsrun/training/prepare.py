@@ -125,7 +125,7 @@ def _check_rows(job: Job, kind: str, digests: Sequence[str]) -> None:
 
 
 def _check_truncation(job: Job) -> None:
-    """Raise DsrunError where so many training examples are cut that the user has to agree: --allow-truncation."""
+    """Raise DsrunError where more than MOST_CUT of the training examples are cut, unless --allow-truncation says so."""
     path = Path(f"{job.prepared.train_rows}.json")
     if job.data.official or job.data.allow_truncation or not path.is_file():
         return

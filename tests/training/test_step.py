@@ -85,7 +85,7 @@ def taken(tmp_path, norm) -> tuple[list[str], dict]:
     trainer = Trainer.__new__(Trainer)
     trainer.job, trainer.engine, trainer.rank, trainer.total_steps = job, Engine(norm), 0, 9
     trainer.report = SimpleNamespace(metrics=lambda **fields: lines.append(fields))
-    trainer.experts = SimpleNamespace(taken=lambda: torch.zeros(0), told=lambda summed, micro_batches: {})
+    trainer.experts = SimpleNamespace(taken=lambda: torch.zeros(0), metrics=lambda summed, micro_batches: {})
     trainer.requests, trainer.loss_check = loop.Requests(tmp_path), LossCheck(job)
     batch = {"input_ids": torch.full((2, 3), 2.0), "labels": torch.zeros(2, 3)}
     made = iter([MadeStep(StepPlan([], target_tokens=6, tokens=18), [batch] * 3)])

@@ -134,7 +134,7 @@ class Packing:
     def _limits(
         self, lengths: Sequence[int], targets: Sequence[int], ranks: int
     ) -> Iterator[tuple[float, int]]:
-        """The least cost of a micro batch with so many sequences, and their number; few of the large numbers."""
+        """Numbers of sequences in a micro batch, each after its least cost; few of the large numbers."""
         tokens, wanted = sum(lengths) / ranks, sum(targets) / ranks
         count, most = 1, -(-len(lengths) // ranks)
         while count <= most:
