@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is fine-tuned, and its prompt format.
+    """The model that is fine-tuned, and its prompt format.
 
     name: as the user named it. source: "random" (weights drawn from `architecture` on first use), "folder" (a
     Hugging Face folder), "chatglm" (a folder in ChatGLM's original format), "gguf" (one GGUF file) or "hub" (a
@@ -218,7 +218,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where the prepared model folder and the tokenised rows are (or will be) in the cache."""
+    """Paths of the prepared model folder and the tokenised rows, which may be made later, in the cache."""
 
     model_dir: str
     train_rows: str
@@ -285,7 +285,7 @@ class Job(_OnHosts):
     parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
     """How many ranks work on the same examples."""
     trackers: TrackerOptions = field(default_factory=TrackerOptions)
-    """Where the curves are shown."""
+    """The trackers that show its curves."""
     origins: dict[str, dict[str, str]] = field(default_factory=dict)
     """Who set each value: "config" by the key of ds_config, "options" by the option's name. Empty in the job.json of
     an older dsrun."""

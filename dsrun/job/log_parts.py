@@ -88,7 +88,8 @@ def extents(logs: Iterable[Path]) -> tuple[tuple[int, int], ...]:
 
 
 def times_file(log: Path) -> Path:
-    """Where a log's times are: lines "SECONDS NUMBER BYTES", where NUMBER is that of the part which the log becomes."""
+    """The file of a log's times: lines "SECONDS NUMBER BYTES", where NUMBER is that of the part which the log
+    becomes."""
     return log.with_suffix(TIMES)
 
 

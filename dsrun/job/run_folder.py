@@ -42,7 +42,7 @@ JOB, CONFIG, COMMAND, ENVIRONMENT = layout.JOB, "deepspeed.json", "command.sh", 
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 CONTROL = ".control"
-"""Where host agents find how to reach the coordinator."""
+"""File that tells host agents how to reach the coordinator."""
 AGENTS_LOG = "logs/agents.log"
 """Output of the programs that lead to the hosts: ssh, pdsh, mpirun, srun."""
 OWN_LOG = "logs/dsrun.log"

@@ -1,1 +1,1 @@
-"""Which hosts and devices a job gets, reserved until it ends."""
+"""The hosts and devices of a job, reserved until it ends."""

@@ -1,4 +1,4 @@
-"""Which devices of which hosts a job gets, and its ranks' places on them."""
+"""An allocation: a job's devices on its hosts, and its ranks' places on them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def alike(machine: Machine, gpus: int, nodes: int) -> Allocation:
 
 
 class RankPlace(NamedTuple):
-    """Where a rank runs."""
+    """The place of a rank."""
 
     host: str
     device: str

@@ -34,7 +34,7 @@ class HostCandidates:
     """The hosts to choose from."""
 
     name: str
-    """Where the hosts come from, for messages."""
+    """The source of the hosts, for messages."""
     entries: tuple[HostSlots, ...]
     file: Path | None = None
     """The hostfile, if they come from one."""

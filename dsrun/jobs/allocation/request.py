@@ -11,7 +11,7 @@ from dsrun.options.table import DeviceOptions
 
 
 class DeviceRequest(DeviceOptions):
-    """Which devices of which hosts; None for each option that isn't given."""
+    """A request for devices of hosts; None for each option that isn't given."""
 
     @property
     def option(self) -> str:

@@ -53,7 +53,7 @@ class Found:
     run: Path | None = None
     """The folder of the fine-tune that it came out of; None for any other model's folder."""
     job: Job | None = None
-    """That fine-tune's job."""
+    """The job of that fine-tune."""
     adapter: Path | None = None
     """An adapter's folder, to be put on the model in `folder`."""
 

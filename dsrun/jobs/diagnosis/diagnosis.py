@@ -162,7 +162,7 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 
 
 def _place(verdict: Verdict, chinese: bool) -> str:
-    """Where in the user's own code an exception came from."""
+    """The place in the user's own code that an exception came from, as a sentence."""
     raised = verdict.raised
     if raised is None or not raised.frames:
         return ""

@@ -1,4 +1,4 @@
-"""What an exception's type says by itself, where no signature knows its text."""
+"""Meanings of exceptions' types, for those whose text no signature knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDE = frozenset({"ImportError"})
 
 
 class TypeMeaning(NamedTuple):
-    """What an exception's type says of the failure, in English and Chinese."""
+    """A failure as an exception's type tells it, in English and Chinese."""
 
     cause: str
     means: str

@@ -204,7 +204,7 @@ def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, 
 
 
 def _line_starts(path: Path, since: int, parts: int) -> list[int]:
-    """Where parts of a file begin, each at a line, and where the last one ends; UTF-16 is not cut."""
+    """Offsets at which parts of a file begin, each at a line, and the end of the last; UTF-16 is not cut."""
     size = path.stat().st_size
     starts = [since]
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Which rank failed first, as far as logs say it: unknown is an answer, too."""
+"""The rank that failed first, as far as logs tell: unknown is an answer, too."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
 
 
 def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -> ranks.FirstRank:
-    """Which rank failed first. same: the lines that show this cause."""
+    """The rank that failed first. same: the lines that show this cause."""
     if shown.signature.of_job:
         return ranks.NOBODY
     if shown.signature.names_rank:

@@ -194,8 +194,8 @@ def _size_faults(setup: ParallelSetup) -> Iterator[str]:
 
 
 def _head_faults(setup: ParallelSetup, heads: int, kv_heads: int) -> Iterator[str]:
-    """Of tensor-parallel ranks each has whole heads, beside LoRA equally many. Of sequence-parallel ones each has as
-    many as the others, for which those of keys and values may be repeated."""
+    """Problems of heads. Tensor-parallel ranks have whole heads, beside LoRA equally many. Sequence-parallel ranks
+    have as many as the others, for which those of keys and values may be repeated."""
     tp, sp = setup.parallel.tp, setup.parallel.sp
     if tp > heads:
         yield f"the model has {heads} attention heads"

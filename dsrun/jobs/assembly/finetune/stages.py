@@ -128,7 +128,8 @@ class Strategy:
     preset: str
     """The preset's name, also where dsrun chose it."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """What they want, as --set says it, and why: no part of what was asked for; other devices want otherwise."""
+    """Overrides for these devices, in --set's words, and why. They are no part of the request: other devices need
+    others."""
     sizes: Mapping[str, Size] = field(default_factory=dict)
     """Sizes of ZeRO's buckets that the planner has worked out, by their paths in the config."""
 
@@ -145,7 +146,7 @@ class WithConfig(Generic[S]):
     fsdp: FsdpSpec | None = None
     """None where DeepSpeed trains it."""
     prediction: dict[str, float | str] | None = None
-    """What it is predicted to take; None where that can't be told."""
+    """The planner's prediction; None where there is none."""
 
 
 def layered(requested: S, *layers: Layer) -> S:

@@ -275,7 +275,7 @@ def best_of(ranked: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
 
 
 def beside(best: Plan, plans: Sequence[Plan], named: str) -> str:
-    """What a step takes by the plan, and what it would take with the next preset and with the one that is named."""
+    """The time of a step by the plan, and with the next preset and with the one that is named."""
 
     def seconds(plan: Plan) -> str:
         return f"{plan.speed.seconds_per_step:.3g} s"

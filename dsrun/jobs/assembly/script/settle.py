@@ -1,4 +1,5 @@
-"""Which config or variables the ranks get: a preset's, a launch config's, or what the script's own arguments name."""
+"""The config or variables that the ranks get: a preset's, a launch config's, or what the script's own arguments
+name."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What torch recorded of the collectives of each rank, and which rank is behind."""
+"""Dumps of torch's flight recorder: the collectives of each rank, and the rank that is behind."""

@@ -45,7 +45,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.marks: list[int] = []
-        """Where on the stack a container's items begin."""
+        """Places on the stack where containers' items begin."""
 
     def do(self, name: str, argument: Any, at: int) -> None:
         """One operation. Raises DsrunError for one that data don't need."""

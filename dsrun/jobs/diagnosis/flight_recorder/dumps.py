@@ -56,7 +56,7 @@ class RankRecord(NamedTuple):
 
     rank: int
     collectives: tuple[Collective, ...]
-    """In the order in which they were enqueued."""
+    """The collectives, in the order in which they were enqueued."""
     groups: Mapping[str, frozenset[int]]
     """Process groups with the ranks in them."""
     names: Mapping[str, str]

@@ -73,7 +73,7 @@ class PeeledLine(NamedTuple):
     """One line of one log."""
 
     source: int
-    """Which of the logs, from 0."""
+    """Number of its log, from 0."""
     number: int
     """Line number from 1, as editors count; lines drawn over one another share it."""
     whole: str

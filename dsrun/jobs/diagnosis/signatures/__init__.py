@@ -139,7 +139,7 @@ def _made(name: str, subject: str, table: Mapping[str, Any]) -> FailureSignature
 
 
 def _problems(table: Any) -> Iterator[str]:
-    """What is wrong with a signature's table."""
+    """Problems of a signature's table."""
     if not isinstance(table, Mapping):
         yield "is no table: a signature is [its-id] and keys below it"
         return

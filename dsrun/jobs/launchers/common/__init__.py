@@ -1,1 +1,1 @@
-"""What launchers share: clusters' files, the ranks' environment, the agent's command, shell scripts."""
+"""Modules that launchers share: clusters' files, the ranks' environment, the agent's command, shell scripts."""

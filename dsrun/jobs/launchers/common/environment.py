@@ -1,4 +1,4 @@
-"""What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed.
+"""The surroundings of a run: versions, devices, the git checkout. No secrets: only variables that are listed.
 How that differs from what is here now. And what dsrun adds to it for the ranks."""
 
 from __future__ import annotations

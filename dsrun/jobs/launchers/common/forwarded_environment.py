@@ -193,7 +193,7 @@ def parse(text: str, where: str) -> dict[str, str]:
 
 
 def _line_problem(name: str, value: str | None, where: str) -> Problem | None:
-    """What is wrong with a line. No value is in the message, nor a line without a name: they may be secrets."""
+    """The problem of a line. No value is in the message, nor a line without a name: they may be secrets."""
     if value is None:
         hint = "DeepSpeed's launcher ends with a ValueError here. Write NAME=VALUE, or # in front."
         return Problem("is not NAME=VALUE", where, hint)

@@ -59,7 +59,7 @@ class Key:
         return isinstance(text, str) and re.fullmatch(self.pattern, text, re.ASCII) is not None
 
     def problems(self, value: Any, where: str) -> Iterator[Problem]:
-        """What is wrong with a value."""
+        """Problems of a value."""
         if not self.accepts(value):
             given = shown(value) if isinstance(value, str) else repr(value)
             yield Problem(f"can't be {given}", where, f"Expected: {self.takes}.")

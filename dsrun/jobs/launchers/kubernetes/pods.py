@@ -80,7 +80,7 @@ def this_pod(environ: Mapping[str, str]) -> Pod:
 
 
 def become_agent(environ: Mapping[str, str], run_dir: Path | None) -> None:
-    """In every pod but the first: be the job's agent until it ends, and exit. Raises DsrunError outside of a pod."""
+    """Be the job's agent until it ends, and exit, in every pod but the first. Raises DsrunError outside of a pod."""
     pod = this_pod(environ)
     if run_dir is None:
         hint = "Name it on the volume that they share: --output-dir /runs/NAME"

@@ -1,4 +1,4 @@
-"""What pods would not find, looked for before a job is sent: files off their volume, variables not set there."""
+"""Things that pods would not find, looked for before a job is sent: files off their volume, variables not set there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec_of(cluster: ClusterFile) -> PodSpec:
 
 
 def mount_of(cluster: ClusterFile) -> Path:
-    """Where the pods see the volume that they share."""
+    """The path at which the pods see the volume that they share."""
     return Path(spec_of(cluster).mount_path)
 
 

@@ -15,7 +15,7 @@ from dsrun.errors import DsrunError
 REQUEUE = "DSRUN_REQUEUE"
 """Set to the job's id in jobs that are to come back after their time limit."""
 FIRST_OWN_STEP = 0xFFFFFFF0
-"""From here on Slurm numbers its own steps: batch script, interactive shell, extern (slurm.h)."""
+"""First number of Slurm's own steps: batch script, interactive shell, extern (slurm.h)."""
 
 
 @dataclass(frozen=True)
