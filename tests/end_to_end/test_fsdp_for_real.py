@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from needed import needs
+from needed import needs, since
 
 needs("deepspeed")
 transformers = pytest.importorskip("transformers")
@@ -17,7 +17,7 @@ from running import answer_alike, cut_off, finish, held_at, let_go, same, starts
 
 from dsrun.training.engines.checkpoints import resharding, sharded_files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, since(torch="2.7")]  # FSDP on CPUs
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,9 @@ class Fsdp(MicroSteps):
     """A model that fully_shard has divided, behind the names of dsrun.training.engines.Engine."""
 
     def __init__(self, model: Any, job: Job, device: torch.device) -> None:
+        if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # torch 2.6
+            hint = "Install torch 2.7 or newer, or take a preset of ZeRO, such as zero3."
+            raise DsrunError("FSDP on CPUs needs torch 2.7", where=f"torch {torch.__version__}", hint=hint)
         self.module, self.device, self._job, self._spec = model, device, job, _spec(job)
         self.train, self.eval = model.train, model.eval
         parameters = model.named_parameters()
