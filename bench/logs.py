@@ -159,8 +159,8 @@ def section(found: dict[str, Timing], gb: float) -> list[str]:
         "| command | first line, s | wall, s | CPU, s | most memory, MB | lines |",
         "| --- | --- | --- | --- | --- | --- |",
         *(
-            f"| `{words.replace('|', PIPE)}` | {one.first_s:.2f} | {one.wall_s:.1f}{' (ended)' if one.ended else ''} | {one.cpu_s:.1f} | "
-            f"{one.mb:.0f} | {one.lines:,} |"
+            f"| `{words.replace('|', PIPE)}` | {one.first_s:.2f} | {one.wall_s:.1f}{' (ended)' if one.ended else ''} | "
+            f"{one.cpu_s:.1f} | {one.mb:.0f} | {one.lines:,} |"
             for words, one in found.items()
         ),
         "",
