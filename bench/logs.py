@@ -27,7 +27,7 @@ from typing import NamedTuple
 CHECKOUT = Path(__file__).resolve().parents[1]
 PATTERN, SELDOM = "loss", "out of memory"
 """What --grep looks for: in every third line, and in a few."""
-FIRST = "dsrun logs RUN | head -1"
+FIRST, PIPE = "dsrun logs RUN | head -1", r"\|"
 WANTED_MB, WANTED_S = 100, 1.0
 
 
@@ -159,8 +159,8 @@ def section(found: dict[str, Timing], gb: float) -> list[str]:
         "| command | first line, s | wall, s | CPU, s | most memory, MB | lines |",
         "| --- | --- | --- | --- | --- | --- |",
         *(
-            f"| `{words}` | {one.first_s:.2f} | {one.wall_s:.1f}{' (ended)' if one.ended else ''} | {one.cpu_s:.1f} | "
-            f"{one.mb:.0f} | {one.lines:,} |"
+            f"| `{words.replace('|', PIPE)}` | {one.first_s:.2f} | {one.wall_s:.1f}{' (ended)' if one.ended else ''} | "
+            f"{one.cpu_s:.1f} | {one.mb:.0f} | {one.lines:,} |"
             for words, one in found.items()
         ),
         "",

@@ -54,6 +54,8 @@ def closed(shared, request):
     (run / "logs").mkdir()
     (run / "logs" / "rank-0.log").write_text("ValueError: x\n")
     (run / run_folder.JOB).write_text("{}")
+    for folder in (run, run.parent):
+        folder.chmod(0o755)  # whatever the umask says
     {"folder": run, "job.json": run / run_folder.JOB, "above": run.parent}[request.param].chmod(0)
     return run
 
