@@ -259,8 +259,8 @@ def _bases(package: PackageReleases, one: Definition, releases: int, depth: int)
 
 
 def names_only(known: Iterable[Definition]) -> bool:
-    """Whether of a definition no more was read than its name."""
-    return any(list(one.module.of("%")) for one in known)
+    """Whether of a definition no more was read than its name: what it takes is compiled, or was left out."""
+    return any(one.entry.kind == "v" or list(one.module.of("%")) for one in known)
 
 
 def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def explained(path: str, parameter: str = "") -> Iterator[str]:
 def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
     package = record.package
     if record.unread:
-        yield f"{asked}: not known, of its module only the names were read"
+        yield f"{asked}: not known, only the name of what it belongs to was read"
     else:
         yield f"{asked}: no release of {package.name} that was read has it"
     yield ""

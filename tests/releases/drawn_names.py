@@ -112,6 +112,10 @@ def real(triple: Triple) -> bool | None:
             return None if triple.parameter else True
         except BaseException:
             return None
+    if inspect.ismodule(
+        found
+    ):  # as `import torch.nn.functional as F` names it: such names are not in the data
+        return None
     return takes(found, parts[-1], triple.parameter) if triple.parameter else True
 
 
