@@ -50,7 +50,7 @@ def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
     if record.unread:
         yield f"{asked}: not known, only the name of what it belongs to was read"
     else:
-        yield f"{asked}: no release of {package.name} that was read has it"
+        yield f"{asked}: no release of {package.name} that was read has it{' of its own' if record.inherited_from else ''}"
     yield ""
     if record.near:
         yield f"Did you mean {' or '.join(record.near)}?"
@@ -63,4 +63,5 @@ def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
         inner = base if parameter or last == base.rpartition(".")[2] else f"{base}.{last}"
         if look_up(inner, parameter).releases:
             yield from explained(inner, parameter)
+            return
     yield f"Read from:   {package.note}"
