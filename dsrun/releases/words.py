@@ -50,7 +50,8 @@ def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
     if record.unread:
         yield f"{asked}: not known, only the name of what it belongs to was read"
     else:
-        yield f"{asked}: no release of {package.name} that was read has it{' of its own' if record.inherited_from else ''}"
+        own = " of its own" if record.inherited_from else ""
+        yield f"{asked}: no release of {package.name} that was read has it{own}"
     yield ""
     if record.near:
         yield f"Did you mean {' or '.join(record.near)}?"

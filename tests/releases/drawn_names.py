@@ -148,7 +148,9 @@ def takes(found: object, name: str, parameter: str) -> bool | None:
     except (TypeError, ValueError):
         return None
     if parameter in known:
-        return True
+        return (
+            True if hasattr(found, "__code__") or inspect.isclass(found) else None
+        )  # compiled: stubs may differ
     if (
         getattr(found, "__name__", name) != name
     ):  # what a decorator made of it, as triton's where there is no GPU
