@@ -178,7 +178,9 @@ def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -
         return replace(record, near=tuple(closest(name, {entry.text for entry in module.of("")})))
     places = [module, *(one.module for one in known)]
     moved = next((below.text for entry in entries for below in entry.of(">")), "")
-    others = {entry.text: packed.union(module.of("", entry.text)) for entry in module.of("")}
+    others: dict[str, int] = {}
+    for entry in module.of(""):
+        _add(others, {entry.text: entry.releases})
     record = _with_replacement(record, name, places, moved, others)
     if not record.messages and not record.instead and newest and newest.path != path:
         # What a package exports is gone with its definition, whose own module knows where it went.
