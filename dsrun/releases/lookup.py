@@ -178,7 +178,9 @@ def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -
         return replace(record, near=tuple(closest(name, {entry.text for entry in module.of("")})))
     places = [module, *(one.module for one in known)]
     moved = next((below.text for entry in entries for below in entry.of(">")), "")
-    others = {entry.text: packed.union(module.of("", entry.text)) for entry in module.of("")}
+    others: dict[str, int] = {}
+    for entry in module.of(""):
+        _add(others, {entry.text: entry.releases})
     record = _with_replacement(record, name, places, moved, others)
     if not record.messages and not record.instead and newest and newest.path != path:
         # What a package exports is gone with its definition, whose own module knows where it went.
@@ -259,8 +261,8 @@ def _bases(package: PackageReleases, one: Definition, releases: int, depth: int)
 
 
 def names_only(known: Iterable[Definition]) -> bool:
-    """Whether of a definition no more was read than its name."""
-    return any(list(one.module.of("%")) for one in known)
+    """Whether of a definition no more was read than its name: what it takes is compiled, or was left out."""
+    return any(one.entry.kind == "v" or list(one.module.of("%")) for one in known)
 
 
 def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tuple[str, ...]:

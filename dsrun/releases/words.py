@@ -48,9 +48,10 @@ def explained(path: str, parameter: str = "") -> Iterator[str]:
 def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
     package = record.package
     if record.unread:
-        yield f"{asked}: not known, of its module only the names were read"
+        yield f"{asked}: not known, only the name of what it belongs to was read"
     else:
-        yield f"{asked}: no release of {package.name} that was read has it"
+        own = " of its own" if record.inherited_from else ""
+        yield f"{asked}: no release of {package.name} that was read has it{own}"
     yield ""
     if record.near:
         yield f"Did you mean {' or '.join(record.near)}?"
@@ -63,4 +64,5 @@ def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:
         inner = base if parameter or last == base.rpartition(".")[2] else f"{base}.{last}"
         if look_up(inner, parameter).releases:
             yield from explained(inner, parameter)
+            return
     yield f"Read from:   {package.note}"

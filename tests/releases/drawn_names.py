@@ -6,6 +6,7 @@ what import and data both speak of is compared. `python tests/releases/drawn_nam
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.metadata
@@ -15,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 from dsrun.releases import lookup, packed
@@ -103,12 +105,33 @@ def real(triple: Triple) -> bool | None:
         try:
             found = getattr(found, part)
         except AttributeError:
+            if inspect.ismodule(found) and is_conditional(found, part):
+                return None
             if not has_field(found, part):
                 return False
             return None if triple.parameter else True
         except BaseException:
             return None
-    return takes(found, triple.parameter) if triple.parameter else True
+    if inspect.ismodule(
+        found
+    ):  # as `import torch.nn.functional as F` names it: such names are not in the data
+        return None
+    return takes(found, parts[-1], triple.parameter) if triple.parameter else True
+
+
+def is_conditional(module: ModuleType, name: str) -> bool:
+    """Whether a module defines a name in a branch alone, as for a package that may not be installed."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    inner = [
+        each
+        for statement in tree.body
+        if isinstance(statement, (ast.If, ast.Try))
+        for each in ast.walk(statement)
+    ]
+    return any(name in (getattr(each, "name", ""), getattr(each, "id", "")) for each in inner)
 
 
 def has_field(found: object, name: str) -> bool:
@@ -116,7 +139,7 @@ def has_field(found: object, name: str) -> bool:
     return any(name in vars(base).get("__annotations__", {}) for base in getattr(found, "__mro__", ()))
 
 
-def takes(found: object, parameter: str) -> bool | None:
+def takes(found: object, name: str, parameter: str) -> bool | None:
     """Whether a function takes a parameter by name; None where its signature is that of a wrapper."""
     if dataclasses.is_dataclass(found):
         return parameter in inspect.signature(found).parameters  # type: ignore[arg-type]
@@ -125,7 +148,13 @@ def takes(found: object, parameter: str) -> bool | None:
     except (TypeError, ValueError):
         return None
     if parameter in known:
-        return True
+        return (
+            True if hasattr(found, "__code__") or inspect.isclass(found) else None
+        )  # compiled: stubs may differ
+    if (
+        getattr(found, "__name__", name) != name
+    ):  # what a decorator made of it, as triton's where there is no GPU
+        return None
     kinds = {one.kind for one in known.values()}
     return None if inspect.Parameter.VAR_KEYWORD in kinds else False
 
