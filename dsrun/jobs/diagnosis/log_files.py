@@ -225,7 +225,7 @@ def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list
 
 
 class _Part:
-    """A file that ends after so many bytes."""
+    """A file that ends `left` bytes after its place."""
 
     def __init__(self, file: IO[bytes], left: int) -> None:
         self._file, self._left = file, left
