@@ -36,11 +36,6 @@ def explained(what: str, where: object = None, hint: str = "") -> Iterator[None]
         raise DsrunError(f"{what}: {error.strerror or error}", where=where, hint=hint) from error
 
 
-def nearest_there(path: Path) -> Path:
-    """The path, or the nearest of the folders above it that exists: where it would be made."""
-    return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (Path.exists raises where a folder is closed)
-
-
 def why_not_writable(folder: Path) -> str:
     """The reason that nothing can be made in an existing folder; empty if something can."""
     if not folder.is_dir():

@@ -24,7 +24,7 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safete
 ALLOWED = {
     "options": set(),
     "config": {"options"},
-    "data": {"options", "job"},
+    "data": {"host", "options", "job"},
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),

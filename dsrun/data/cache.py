@@ -11,7 +11,8 @@ from pathlib import Path
 from dsrun import __version__
 from dsrun.data.inputs import CONFIG, EVAL, OF_MODEL, TOKENIZER, TRAIN, WEIGHTS, needed, read_all, read_inputs
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import nearest_there, why_not_writable
+from dsrun.files import why_not_writable
+from dsrun.host.system import nearest_there
 from dsrun.job.job import DataSpec, InputFile, Inputs, Job, ModelSpec, Prepared
 
 WORDS = {"model_dir": "the model folder", "train_rows": "the training rows", "eval_rows": "the held-out rows"}

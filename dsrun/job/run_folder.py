@@ -26,7 +26,6 @@ from dsrun.files import (
     explained,
     is_full,
     json_text,
-    nearest_there,
     open_inside,
     read_inside,
     why_not_readable,
@@ -35,6 +34,7 @@ from dsrun.files import (
     write_over,
 )
 from dsrun.host.hiding import shown_value
+from dsrun.host.system import nearest_there
 from dsrun.job import layout
 from dsrun.job.layout import SAVE_REQUEST, STOP_WORD
 

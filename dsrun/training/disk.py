@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.files import is_full, nearest_there
+from dsrun.files import is_full
+from dsrun.host.system import nearest_there
 
 FULL_BYTES = 1 << 20
 """A disk with less room than this is full."""

@@ -29,7 +29,8 @@ from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
 from dsrun.errors import DsrunError, Problem, raise_all
-from dsrun.files import FULL, explained, is_full, json_text, make_readable, nearest_there, write_atomic
+from dsrun.files import FULL, explained, is_full, json_text, make_readable, write_atomic
+from dsrun.host.system import nearest_there
 from dsrun.job.job import DataSpec, Job
 from dsrun.job.layout import DATA_REPORT
 from dsrun.training.data.prompts import PromptEncoder, encoder_for

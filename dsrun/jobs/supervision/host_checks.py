@@ -18,8 +18,8 @@ from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, CheckResult, Host, al
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.ds_config import nvme_path
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import nearest_there
 from dsrun.host.hiding import shown
+from dsrun.host.system import nearest_there
 from dsrun.job.job import AnyJob, HostDevices, Job, ScriptJob
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
