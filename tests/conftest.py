@@ -232,6 +232,14 @@ def make_job(tmp_path):
 
 
 @pytest.fixture
+def cpu_build(monkeypatch) -> None:
+    """A CPU build of torch, whichever is installed: one for CUDA has no code for some cards that tests plan for."""
+    from dsrun.host import toolkit
+
+    monkeypatch.setattr(toolkit, "torch_build", lambda path: {"cuda": None, "cpu_build": True})
+
+
+@pytest.fixture
 def imported() -> Callable[..., set[str]]:
     """`imported(*args)`: the top-level modules that a `dsrun` command loads, in a process of its own."""
 

@@ -109,7 +109,9 @@ def test_a_labs_preset_is_the_same_in_preset_and_finetune(dsrun, lab, base, step
     ("gpu", "preset", "split"),
     [("a100-80g", "zero2", (2, 1)), ("rtx-4090", "zero3", (1, 2)), ("v100-16g", "zero2", None)],
 )
-def test_what_memory_has_no_room_for_is_divided_alike(dsrun, monkeypatch, tmp_path, gpu, preset, split):
+def test_what_memory_has_no_room_for_is_divided_alike(
+    dsrun, monkeypatch, cpu_build, tmp_path, gpu, preset, split
+):
     """On GPUs that are here, and from elsewhere by their name."""
     kind = kinds.load(gpu)
     capability = tuple(map(int, kind.compute_capability.split(".")))

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cluster import probe
-
 
 @pytest.fixture(autouse=True)
-def cpu_build(monkeypatch) -> None:
-    """A CPU build of torch, whichever is installed: one for CUDA has no code for some cards that tests plan for."""
-    monkeypatch.setattr(probe, "torch_build", lambda path: {"cuda": None, "cpu_build": True})
+def cpu_build(cpu_build) -> None:
+    """The CPU build of torch that stands in, for all checks."""
