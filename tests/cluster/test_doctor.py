@@ -366,7 +366,7 @@ CASES = [
     ("nvcc", {"tools/nvcc_version": "13.0", "torch/cuda": "13.0"}, GREEN, "13.0", ""),
     ("driver", {**NO_GPU, "gpus/on_bus": 4}, RED, "", "modprobe"),
     ("route", {"route/interface": None}, GREEN, "", ""),
-    ("numa", {"numa/nodes": 2}, GREY, "--bind_cores_to_rank", ""),
+    ("numa", {"numa/nodes": 2}, GREY, "beside its GPU", ""),
 ]  # fmt: skip
 
 
