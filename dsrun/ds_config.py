@@ -24,6 +24,11 @@ def uses_nvme(ds_config: Mapping[str, Any]) -> bool:
     return any(section.get("device") == "nvme" for section in offload_sections(ds_config))
 
 
+def offloads(ds_config: Mapping[str, Any]) -> bool:
+    """Whether optimizer states or weights are kept off the GPU, so that the host's cores step the optimizer."""
+    return any(part.get("device") in {"cpu", "nvme"} for part in offload_sections(ds_config))
+
+
 def nvme_path(ds_config: Mapping[str, Any]) -> str | None:
     """The folder of the swap files; None where there are none."""
     sections = offload_sections(ds_config)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pins every package that README's lines install, with the hashes of its files, for Python 3.10 and newer.
+# Pins every package that README's lines install but those of [gpu], with the hashes of its files, for Python 3.10 and newer.
 # Needs uv (pip install uv). pip installs the result: docs/howto/install.md.
 #
 #   train.txt   all but torch and what comes with its CUDA build

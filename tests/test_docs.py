@@ -26,7 +26,7 @@ ON_CPU = (
     "&& .venv/bin/dsrun finetune chatglm2-tiny"
 )
 TRAIN = (
-    "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[train]' "
+    "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[train,gpu]' "
     "&& .venv/bin/dsrun finetune chatglm2-tiny"
 )
 TEST = "bash tests/run.sh"

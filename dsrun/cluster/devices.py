@@ -12,13 +12,18 @@ from dsrun import packages
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse
 from dsrun.errors import DsrunError
-from dsrun.words import printable
+from dsrun.host.gpus import DRIVER
+from dsrun.words import counted, printable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_DEVICES = 100_000
 """More devices than any host has: a longer range is a slip, and isn't spelled out."""
 MIG_ENABLED = 1
 """NVML_DEVICE_MIG_ENABLE in nvml.h."""
+NO_DRIVER = (9, 12)
+"""NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND in nvml.h: also a machine that has no GPU says so."""
+MISMATCH = 18
+"""NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h."""
 CPU_RANKS = 2
 """Ranks on a CPU machine where nobody says how many: with one, ZeRO would have nothing to share."""
 
@@ -60,6 +65,8 @@ class Machine:
     """Host memory that a new job can have now; None where nobody looked."""
     cpu_slots: int | None = None
     """CPU ranks that it may have, where somebody forces more than there are cores."""
+    left_out: tuple[str, ...] = ()
+    """Its GPUs that NVML can't tell about, each in words with the reason: no job gets them."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -93,6 +100,16 @@ class Machine:
         return "fp32" if self.accelerator == "cpu" or (half == "fp16" and not self.takes_fp16) else half
 
 
+class NvmlAnswer(NamedTuple):
+    """NVML's account of this machine."""
+
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """As in Machine."""
+    fault: str = ""
+    """The reason why it names no GPU although there is a driver or a card; empty where there may be none."""
+
+
 class VisibleDevices(NamedTuple):
     """The devices that can be chosen from."""
 
@@ -103,20 +120,40 @@ class VisibleDevices(NamedTuple):
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
-    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
+    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has.
+
+    Raises DsrunError where it has GPUs that can't be used and nobody asked for CPUs: training there on CPUs instead
+    takes days, and looks as if all were well.
+    """
     from dsrun.host.memory import host_ram
 
     accelerator = environ.get("DS_ACCELERATOR")
-    gpus, reason = _gpus(), f"DS_ACCELERATOR={accelerator}"
+    (gpus, left_out, fault), reason = _ask_nvml(), f"DS_ACCELERATOR={accelerator}"
     if accelerator and accelerator not in {"cpu", "cuda"}:
         raise DsrunError(f"{reason} is not supported", hint="Use cuda or cpu, or unset it.")
     if accelerator == "cuda" and not gpus:
+        if fault:
+            raise DsrunError(f"{reason}, but {fault}", hint=_what_to_do(fault))
         raise DsrunError(f"{reason}, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu.")
     if not accelerator:
-        cpu = _torch_is_for_cpus() if gpus else "NVML finds no NVIDIA GPU"
+        cpu = _torch_is_for_cpus() if gpus or fault else "NVML finds no NVIDIA GPU"
+        if fault and not cpu:
+            raise DsrunError(fault, hint=_what_to_do(fault))
         accelerator = "cpu" if cpu else "cuda"
         reason = cpu or f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}"
-    return Machine(accelerator, gpus, len(os.sched_getaffinity(0)), reason, host_ram().available)
+    cores, memory = len(os.sched_getaffinity(0)), host_ram().available
+    return Machine(accelerator, gpus, cores, reason, memory, left_out=left_out)
+
+
+def _what_to_do(fault: str) -> str:
+    """The hint where NVML doesn't work, or none of the GPUs."""
+    if "mismatch" in fault:
+        first = "The driver was upgraded beside the old one in the kernel: restart the machine."
+    else:
+        first = (
+            "`nvidia-smi` and `dsrun doctor` show more; a GPU that is lost needs a restart of the machine."
+        )
+    return f"{first} To train on CPUs all the same: DS_ACCELERATOR=cpu"
 
 
 def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
@@ -169,30 +206,66 @@ def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[GpuProcess, ...]) ->
     )
 
 
-def _gpus() -> tuple[Gpu, ...]:
-    """Every NVIDIA GPU; none where NVML or its driver is missing."""
+def _ask_nvml() -> NvmlAnswer:
+    """What NVML tells of every NVIDIA GPU; a GPU about which it can't tell is left out, for the others to be used."""
     try:
         import pynvml
     except ModuleNotFoundError:
-        return ()
+        return NvmlAnswer()
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
+    except pynvml.NVMLError as error:
+        # Without a driver a CPU machine answers the same, so that only a card of the kernel module's speaks against it.
+        no_driver = getattr(error, "value", None) in NO_DRIVER
+        cards = len(list(DRIVER.glob("gpus/*")))
+        if no_driver and not cards:
+            return NvmlAnswer()
+        has = f"; {DRIVER}/gpus has {counted(cards, 'card')}" if cards else ""
+        return NvmlAnswer(fault=f"NVML can't be started: {_words(error)}{has}")
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        slices = {index: _slices(handle) for index, handle in enumerate(handles)}
-        gpus = []
-        for index, handle in enumerate(handles):
-            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            gpus.append(_gpu(index, handle, capability, divided=slices[index] is not None))
-        for parent, inside in slices.items():
-            capability = gpus[parent].compute_capability
-            for handle in inside or ():
-                gpus.append(_gpu(len(gpus), handle, capability, parent))
-        return tuple(gpus)
+        return _every_gpu()
+    except pynvml.NVMLError as error:
+        return NvmlAnswer(fault=f"NVML can't count the GPUs: {_words(error)}")
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _every_gpu() -> NvmlAnswer:
+    """The GPUs, and behind them their slices, between nvmlInit and nvmlShutdown."""
+    import pynvml
+
+    gpus: dict[int, Gpu] = {}
+    slices: dict[int, list[Any]] = {}
+    left_out = []
+    count = pynvml.nvmlDeviceGetCount()
+    for index in range(count):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            inside = _slices(handle)
+            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            gpus[index] = _gpu(index, handle, capability, divided=inside is not None)
+        except (
+            pynvml.NVMLError
+        ) as error:  # fallen off the bus; memory of the host's, whose size it doesn't tell
+            left_out.append(f"GPU {index} is left out: NVML can't tell about it ({_words(error)})")
+        else:
+            slices[index] = inside or []
+    number = count
+    for parent, handles in slices.items():
+        for handle in handles:
+            try:
+                gpus[number] = _gpu(number, handle, gpus[parent].compute_capability, parent)
+            except pynvml.NVMLError as error:
+                left_out.append(f"slice {number} of GPU {parent} is left out: {_words(error)}")
+            number += 1
+    return NvmlAnswer(tuple(gpus.values()), tuple(left_out), "" if gpus else "; ".join(left_out))
+
+
+def _words(error: Exception) -> str:
+    """NVML's own words, in which people look for the fault; nvidia-smi has others for a mismatch."""
+    text = str(error) or type(error).__name__
+    return f"Driver/library version mismatch ({text})" if getattr(error, "value", None) == MISMATCH else text
 
 
 def _gpu(
@@ -269,7 +342,12 @@ def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int
     count = len(there.indices)
     if gpus is not None and gpus > count:
         raise DsrunError(
-            f"--gpus {gpus}: there are only {_count_text(machine, count)}" + _because(there),
+            "\n  ".join(
+                [
+                    f"--gpus {gpus}: there are only {_count_text(machine, count)}" + _because(there),
+                    *(machine.left_out if machine.accelerator == "cuda" else ()),
+                ]
+            ),
             hint=_fewer(machine, count),
         )
     chosen = _first(machine, gpus, _not_empty(machine, there), free=True)
@@ -322,6 +400,7 @@ def notes(
         elif index in uses and not by_name:
             lines.append(f"{gpu_use.in_words(index, uses[index])}; it is left out")
     if machine.accelerator == "cuda":
+        lines += machine.left_out
         dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
         lines += [f"whether GPU {index} is in use is unknown: NVML doesn't say" for index in dark]
     elif len(chosen) > machine.cpu_cores:
@@ -336,9 +415,12 @@ def visible_indices(machine: Machine, environ: Mapping[str, str]) -> tuple[int, 
 
 
 def cuda_uuids(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
-    """The names by which CUDA_VISIBLE_DEVICES has to show slices; empty for devices whose indices do."""
+    """The names by which CUDA_VISIBLE_DEVICES has to show devices; empty where their indices do: not for slices, nor
+    beside a lost GPU, which NVML counts and CUDA may not."""
     by_index = {gpu.index: gpu for gpu in machine.gpus}
-    if machine.accelerator == "cpu" or all(by_index[index].parent is None for index in chosen):
+    if machine.accelerator == "cpu":
+        return ()
+    if not machine.left_out and all(by_index[index].parent is None for index in chosen):
         return ()
     return tuple(by_index[index].uuid for index in chosen)
 
@@ -385,6 +467,9 @@ def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there:
     count = len(machine.indices)
     if absent := [index for index in wanted if index not in machine.indices]:
         message = f"{option}: no device {', '.join(map(str, absent))}; this machine has {_count_text(machine, count)}"
+        if machine.left_out:
+            choices = ",".join(map(str, machine.indices))
+            raise DsrunError("\n  ".join([message, *machine.left_out]), hint=f"Choose from {choices}.")
         raise DsrunError(message, hint=f"Choose from {f'0-{count - 1}' if count > 1 else '0'}.")
     hidden = [index for index in wanted if index not in there.indices] if there.limit else []
     if hidden:

@@ -35,7 +35,7 @@ hashing_seconds, import_torch."""
 VERSION = 1
 PACKAGES = (
     "torch", "deepspeed", "transformers", "accelerate", "dsrun", "peft", "trl", "numpy", "pydantic", "triton",
-    "bitsandbytes", "flash-attn", "liger-kernel",
+    "bitsandbytes", "flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel",
 )  # fmt: skip
 VARIABLES = (
     "CUDA_", "NVIDIA_VISIBLE", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DS_", "DSRUN_", "DLTS_", "OMP_", "MASTER_",

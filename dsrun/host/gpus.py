@@ -7,16 +7,39 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dsrun.host.system import number_of, output_of, text_of
 
 DRIVER = Path("/proc/driver/nvidia")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA = "0x10de"
 """PCI's number of the vendor."""
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI's classes of graphics cards, and of those without a connector."""
+VGPU = re.compile(r"\bGRID\b|\bvGPU\b|-\d+[ABCQ]$")
+"""Names of GPUs that a hypervisor shares: "GRID T4-16Q", "NVIDIA A40-48C"."""
+ASK_VIRTUAL_MEMORY = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+number, answer = ctypes.c_int(), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0 and number.value
+answers = set()
+for index in range(number.value):
+    device = ctypes.c_int()
+    assert cuda.cuDeviceGet(ctypes.byref(device), index) == 0
+    assert cuda.cuDeviceGetAttribute(ctypes.byref(answer), 102, device) == 0
+    answers.add(answer.value)
+print(int(all(answers)))
+"""
+"""Number 102 is CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED in cuda.h."""
+DRIVER_S = 20
+"""Time for the driver to answer: without its daemon it sets up each GPU first."""
 XID = re.compile(r"\[\s*(?P<at>\d+\.\d+)\].*NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<xid>\d+)")
 SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """The driver's names of why a GPU's clock is held down, as far as somebody should look at it."""
@@ -120,7 +143,7 @@ def _on_bus() -> int:
     """How many of NVIDIA's GPUs the PCI bus has: more than nvidia-smi shows where one has fallen off."""
     return sum(
         text_of(device / "vendor").strip() == NVIDIA and text_of(device / "class").startswith(DISPLAY_CLASSES)
-        for device in Path("/sys/bus/pci/devices").glob("*")
+        for device in PCI_DEVICES.glob("*")
     )
 
 
@@ -168,3 +191,44 @@ def gpu_models(folder: Path = DRIVER) -> list[str]:
     """The kinds of GPUs of this machine, each once, as the driver's own files name them: no program is asked."""
     texts = "\n".join(text_of(file) for file in folder.glob("gpus/*/information"))
     return sorted({model.strip() for model in re.findall(r"^Model:(.*)$", texts, re.MULTILINE)})
+
+
+def cores_beside(gpu: str, folder: Path = DRIVER, devices: Path = PCI_DEVICES) -> frozenset[int]:
+    """The cores of the NUMA node that a GPU hangs on; none where the kernel doesn't say.
+
+    gpu: its UUID, or its number in PCI order, as CUDA_VISIBLE_DEVICES has them.
+    """
+    cards = sorted((folder / "gpus").glob("*"))
+    if gpu.isdecimal():
+        bus = cards[int(gpu)].name if int(gpu) < len(cards) else ""
+    else:
+        named = (card.name for card in cards if gpu in text_of(card / "information").split())
+        bus = next(named, "")
+    return frozenset(_numbers(text_of(devices / bus / "local_cpulist"))) if bus else frozenset()
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """ "0-27,56-83" as the kernel writes lists of cores."""
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        yield from range(int(first), int(last or first) + 1)
+
+
+@lru_cache(maxsize=None)  # noqa: UP033  (functools.cache is of Python 3.9)
+def has_virtual_memory(folder: Path = DRIVER) -> bool | None:
+    """Whether all GPUs here have CUDA's virtual memory management, which torch's expandable segments are made of: a GPU
+    that a hypervisor shares has none, nor have some small boards. None where nobody says.
+
+    A child process asks the driver: whoever has asked it once keeps a context, and can't be forked any more.
+    """
+    if any(VGPU.search(model) for model in gpu_models(folder)):
+        return False
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ASK_VIRTUAL_MEMORY],
+            capture_output=True,
+            timeout=DRIVER_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {b"0": False, b"1": True}.get(done.stdout.strip())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsrun.ds_config import zero_stage
+from dsrun.ds_config import offloads, zero_stage
 from dsrun.errors import BOUNDLESS, DsrunError
 from dsrun.files import json_text, read_text_inside, write_atomic
 from dsrun.host.hiding import HIDDEN, shown, shown_arguments, shown_value
@@ -316,6 +316,11 @@ class Job(_OnHosts):
         return zero_stage(self.ds_config)
 
     @property
+    def offloads(self) -> bool:
+        """Whether the host's cores step the optimizer of a GPU's job."""
+        return self.fsdp.offload if self.fsdp else offloads(self.ds_config)
+
+    @property
     def micro_batch(self) -> int:
         """Examples of a data-parallel rank's micro-step."""
         return self.fsdp.micro_batch if self.fsdp else int(self.ds_config["train_micro_batch_size_per_gpu"])
@@ -393,6 +398,11 @@ class ScriptJob(_OnHosts):
     launcher: str = "local"
     kind: str = "script"
     format: int = FORMAT
+
+    @property
+    def offloads(self) -> bool:
+        """Whether its DeepSpeed config has the host's cores step the optimizer."""
+        return offloads(self.ds_config or {})
 
     @property
     def title(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dsrun import packages
+from dsrun.cluster import devices
 from dsrun.cluster.devices import (
     VISIBLE,
     Gpu,
@@ -286,7 +287,11 @@ def test_why_on_cpus(torch_version):
 
 
 class NVMLError(Exception):
-    pass
+    """With pynvml's number of the error, and the driver's words."""
+
+    def __init__(self, text: str = "", value: int = 999) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 def nvml(count: int | None, text=str) -> types.ModuleType:
@@ -295,7 +300,7 @@ def nvml(count: int | None, text=str) -> types.ModuleType:
 
     def init():
         if count is None:
-            raise NVMLError("driver not loaded")
+            raise NVMLError("driver not loaded", 9)
 
     module.NVMLError = NVMLError
     module.nvmlInit = init
@@ -353,6 +358,87 @@ def test_an_accelerator_that_is_not_there(monkeypatch, count, variable):
 def test_without_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert detect({}).accelerator == "cpu"
+
+
+MISMATCH = NVMLError("RM has detected an NVML/RM version mismatch.", 18)
+
+
+@pytest.mark.parametrize(
+    ("error", "torch", "cards", "refused"),
+    [
+        (MISMATCH, "2.13.0+cu130", 0, True),
+        (MISMATCH, "2.13.0", 8, True),
+        (NVMLError("Unknown Error"), "2.13.0", 0, True),
+        (NVMLError("Driver Not Loaded", 9), "2.13.0", 8, True),
+        (NVMLError("NVML Shared Library Not Found", 12), "2.13.0", 8, True),
+        (NVMLError("NVML Shared Library Not Found", 12), "2.13.0", 0, False),
+        (NVMLError("Driver Not Loaded", 9), "2.13.0", 0, False),
+        (MISMATCH, "2.13.0+cpu", 8, False),
+    ],
+)
+def test_nvml_that_fails_makes_no_cpu_job(monkeypatch, torch_version, tmp_path, error, torch, cards, refused):
+    module = nvml(2)
+    monkeypatch.setattr(module, "nvmlInit", lambda: (_ for _ in ()).throw(error))
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    for number in range(cards):
+        (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
+    monkeypatch.setattr(devices, "DRIVER", tmp_path)
+    torch_version(torch)
+    assert detect({"DS_ACCELERATOR": "cpu"}).accelerator == "cpu"
+    if not refused:
+        assert detect({}).accelerator == "cpu"
+        return
+    for variables in ({}, {"DS_ACCELERATOR": "cuda"}):
+        with pytest.raises(DsrunError) as caught:
+            detect(variables)
+        (problem,) = caught.value.problems
+        assert str(error) in problem.what
+        assert "DS_ACCELERATOR=cpu" in problem.hint
+        assert ("8 cards" in problem.what) == (cards == 8)
+        assert ("restart the machine." in problem.hint.partition(";")[0]) == (error is MISMATCH)
+
+
+@pytest.mark.parametrize(
+    "asked", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUUID"]
+)
+def test_a_lost_gpu_is_left_out(monkeypatch, torch_version, asked):
+    module = nvml(4)
+    answers = getattr(module, asked)
+
+    def lost(handle):
+        if handle == 1:
+            raise NVMLError("GPU is lost", 15)
+        return answers(handle)
+
+    monkeypatch.setattr(module, asked, lost)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    torch_version("2.13.0")
+    found = detect({})
+    assert found.indices == (0, 2, 3)
+    chosen = choose(found, None, None, {})
+    (note,) = notes(found, chosen, visible_devices(found, {}))
+    assert note == "GPU 1 is left out: NVML can't tell about it (GPU is lost)"
+    # CUDA may count without the lost one, so that an index would be another GPU's.
+    assert cuda_uuids(found, chosen) == ("GPU-0", "GPU-2", "GPU-3")
+    with pytest.raises(DsrunError, match="GPU is lost") as caught:
+        choose(found, None, "1", {})
+    assert caught.value.problems[0].hint == "Choose from 0,2,3."
+    with pytest.raises(DsrunError, match="GPU is lost"):
+        choose(found, 4, None, {})
+
+
+def test_no_gpu_that_tells_its_memory(monkeypatch, torch_version):
+    module = nvml(1)
+
+    def unknown(handle):
+        raise NVMLError("Not Supported", 3)
+
+    monkeypatch.setattr(module, "nvmlDeviceGetMemoryInfo", unknown)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    torch_version("2.13.0")
+    with pytest.raises(DsrunError, match="Not Supported") as caught:
+        detect({})
+    assert "DS_ACCELERATOR=cpu" in caught.value.problems[0].hint
 
 
 def with_slices(module: types.ModuleType, slices: dict[int, int]) -> types.ModuleType:

@@ -41,7 +41,7 @@ def facts(number: int = 1) -> dict:
         },
         "packages": {
             "torch": "2.8.0+cu126", "deepspeed": "0.19.8", "transformers": "5.23.0", "accelerate": "1.15.0",
-            "dsrun": "0.1.0",
+            "dsrun": "0.1.0", "liger-kernel": "0.8.5", "flash-attn-4": "4.0.0b36", "bitsandbytes": "0.49.0",
         },
         "torch": {"cuda": "12.6", "cpu_build": False},
         "gpus": {"driver": "560.35.03", "gpus": gpus, "processes": [], "on_bus": 4, "tool": True},
@@ -366,7 +366,12 @@ CASES = [
     ("nvcc", {"tools/nvcc_version": "13.0", "torch/cuda": "13.0"}, GREEN, "13.0", ""),
     ("driver", {**NO_GPU, "gpus/on_bus": 4}, RED, "", "modprobe"),
     ("route", {"route/interface": None}, GREEN, "", ""),
-    ("numa", {"numa/nodes": 2}, GREY, "--bind_cores_to_rank", ""),
+    ("kernels", {"packages/liger-kernel": None}, YELLOW, "no liger-kernel: the loss", "pip install liger-kernel"),
+    ("kernels", {"packages/flash-attn-4": None}, GREEN, "no flash-attn: torch's", ""),
+    ("kernels", {"packages/bitsandbytes": None}, GREEN, "no bitsandbytes: QLoRA", ""),
+    ("kernels", {"packages/flash-attn-4": None, "packages/flash-attn": "2.8.3"}, GREEN, "flash-attn 2.8.3", ""),
+    ("kernels", NO_GPU, GREY, "no NVIDIA GPU", ""),
+    ("numa", {"numa/nodes": 2}, GREY, "beside its GPU", ""),
 ]  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def test_components_without_a_gpu(dsrun, monkeypatch, preset):
     """Every term in use is printed where the ranks are CPUs, and those that have words with them."""
     from dsrun.cluster import devices
 
-    monkeypatch.setattr(devices, "_gpus", tuple)
+    monkeypatch.setattr(devices, "_ask_nvml", devices.NvmlAnswer)
     said = dsrun("plan", "chatglm2-tiny", "--components", "--preset", preset)
     assert said.code == 0, said.err
     for name in ("activations", "logits", "layer"):

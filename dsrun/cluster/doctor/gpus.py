@@ -9,6 +9,9 @@ from dsrun.cluster.torch_builds import DRIVERS, left_out, newest
 from dsrun.versions import version
 
 TITLE = "GPUs"
+NO_GPU = Status(GREY, "no NVIDIA GPU")
+FLASH = ("flash-attn", "flash-attn-3", "flash-attn-4")
+KERNELS = ("liger-kernel", *FLASH, "bitsandbytes")
 ORDER = 30
 BUSY_MIB = 1024
 """A GPU's memory that is taken while nobody computes on it stays below this."""
@@ -91,6 +94,28 @@ def torch_build(host: Host) -> Status:
         if command
         else Status(GREY, "not known for this driver and these GPUs")
     )
+
+
+@each("kernels", "gpus", "packages")
+def kernels(host: Host) -> Status:
+    """Packages of kernels for GPUs are used where they are there, and are missed by nothing but time and memory."""
+    if not host.gpus:
+        return NO_GPU
+    has = host["packages"]
+    there = [f"{name} {has[name]}" for name in KERNELS if has.get(name)]
+    flash = any(has.get(name) for name in FLASH)
+    lacking = {
+        "liger-kernel": None if has.get("liger-kernel") else "the loss holds all logits",
+        "flash-attn": None if flash else "torch's attention takes its place",
+        "bitsandbytes": None if has.get("bitsandbytes") else "QLoRA and 8-bit AdamW need it",
+    }
+    absent = [f"no {name}: {cost}" for name, cost in lacking.items() if cost]
+    state = "; ".join([*there, *absent])
+    if lacking["liger-kernel"]:
+        return Status(
+            YELLOW, state, "In its environment: pip install liger-kernel (or dsrun[gpu], which has them all)"
+        )
+    return Status(GREEN, state)
 
 
 @across("gpus", "gpus", "torch")

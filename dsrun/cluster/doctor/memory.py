@@ -83,11 +83,10 @@ def memlock(host: Host) -> Status:
     return Status(GREEN, state)
 
 
-@each("numa", "numa", "tools")
+@each("numa", "numa")
 def numa(host: Host) -> Status:
-    """On several NUMA nodes, ranks that offload to the CPU are faster on cores of their own."""
+    """On several NUMA nodes, ranks that offload to the CPU are faster on the cores beside their GPU."""
     nodes = host["numa"]["nodes"]
     if nodes <= 1:
         return Status(GREY, "one NUMA node")
-    tool = "" if host["tools"]["numactl"] else " (needs numactl, which is not installed)"
-    return Status(GREY, f"{nodes} NUMA nodes: with offload, --bind_cores_to_rank of the launcher helps{tool}")
+    return Status(GREY, f"{nodes} NUMA nodes: with offload, each rank runs on the cores beside its GPU")

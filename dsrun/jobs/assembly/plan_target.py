@@ -145,7 +145,7 @@ def _this_machine(
         room,
         text + _host_text(room),
         computes_bf16(machine, machine.indices),
-        notes=tuple(busy),
+        notes=(*machine.left_out, *busy),
         capability=oldest,
         fp16=machine.takes_fp16,
     )

@@ -50,6 +50,8 @@ ALWAYS = frozenset({
     "interface",
 })  # fmt: skip
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-interface", "nccl-net"})
+HERE_ON_GPUS = frozenset({"driver", "memlock", "ecc", "fabric-manager"})
+"""Those of them that nothing else has looked at where a job runs on this machine alone."""
 OF_PYTHON = frozenset({"python", "packages", "versions"})
 """Checks of a Python other than dsrun's that runs a script; the packages it needs follow from the script's source."""
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
@@ -71,11 +73,11 @@ def checkup(job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None) ->
     """Remarks on a job's hosts before its start, a line each.
 
     ask: how hosts are asked, where it isn't the way of the job's launcher. Raises DsrunError with all that stands in
-    the way. Nobody is asked about a job on this machine alone.
+    the way. A job on this machine alone was planned with most of that: what is left is asked where it has GPUs.
     """
     names = [host.host for host in job.hosts]
     if all(map(ssh.is_here, names)):
-        return ()
+        return _checkup_here(job, options, ask or ssh.ask) if job.accelerator == "cuda" else ()
     ask = ask or way(job.launcher)
     if ask is None:
         return (f"launcher {job.launcher}: no host is asked what it has",)
@@ -89,11 +91,35 @@ def checkup(job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None) ->
     if isinstance(job, ScriptJob) and job.python:
         theirs, others = _judged_python(job.python, wanted, options, ask)
         problems, more = [*problems, *theirs], [*more, *others]
+    _refuse(problems)
+    return (*notes, *more)
+
+
+def _checkup_here(job: AnyJob, options: RunOptions, ask: AskHosts) -> tuple[str, ...]:
+    """Remarks on this machine's driver and GPUs, which NVML calls fit: CUDA itself fails on them after minutes only."""
+    (part,) = job.hosts
+    theirs = {"python": job.python} if isinstance(job, ScriptJob) and job.python else {}
+    wanted = {**theirs, "port": options.master_port or None}
+    (host,) = asked([(part.host, len(part.devices))], wanted, options.env, ask)
+    if not host.gpus:  # no nvidia-smi here, as in many containers: nothing is known then
+        return ()
+    bearing = HERE_ON_GPUS | ({"port"} if options.master_port else set())
+    results = [
+        # One machine's ranks use no InfiniBand.
+        replace(result, colour=YELLOW) if (result.check, result.colour) == ("memlock", RED) else result
+        for result in doctor.examine([_narrowed(job, part, host)])
+        if result.check in bearing
+    ]
+    _refuse([Problem(fault, names, fix) for fault, fix, names in _grouped(results, RED)])
+    return tuple(fault for fault, _, _ in _grouped(results, YELLOW))
+
+
+def _refuse(problems: list[Problem]) -> None:
+    """Raise DsrunError where there are problems."""
     if problems:
         last = problems[-1]
         problems[-1] = replace(last, hint=f"{last.hint}\n  Or start without this check: --no-check")
         raise DsrunError(problems)
-    return (*notes, *more)
 
 
 def way(launcher: str) -> AskHosts | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dsrun.cluster.python_environment import without_own
+from dsrun.host.gpus import cores_beside
 from dsrun.host.hiding import secrets
 from dsrun.job import rank_state
 from dsrun.job.job import AnyJob, Job, ScriptJob, ranks_of, read
@@ -41,6 +42,8 @@ RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 TRACEBACK = "Traceback (most recent call last):"
 OVER = ("finished", "failed", "interrupted", "stopped")
 """States of a run that has ended; one without a record has not."""
+BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables by which a user says himself where OpenMP's threads run."""
 PR_SET_PDEATHSIG = 1
 LAST_WORDS_S = 2.0
 """Time to wait for the last output of a script in another Python once it has ended."""
@@ -57,6 +60,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
     place(job, rank)
+    bind(job)
     keep_flight_recorder(run_dir, rank)
     state = rank_state.of(run_dir, rank)
     state.write(stacks=not getattr(job, "python", None))  # another Python's stacks are out of reach
@@ -92,6 +96,24 @@ def place(job: AnyJob, rank: int) -> None:
     visible = os.environ.pop(VISIBLE_DEVICES, None)
     os.environ["LOCAL_WORLD_SIZE"] = str(len(ranks))
     os.environ["CUDA_VISIBLE_DEVICES"] = visible or job.hosts[node].cuda_visible_devices
+
+
+def bind(job: AnyJob) -> None:
+    """Put a rank whose optimizer steps on the host onto the cores beside its GPU, whose memory it then has as well.
+
+    Across sockets the same step reads and writes the other's memory. Only cores that this process has are taken, and
+    only where all ranks of that NUMA node have room for their threads on them; the user's own binding stands.
+    """
+    if job.accelerator != "cuda" or not job.offloads or any(map(os.environ.get, BINDING)):
+        return
+    visible, place = os.environ["CUDA_VISIBLE_DEVICES"].split(","), int(os.environ["LOCAL_RANK"])
+    if place >= len(visible):
+        return
+    allowed = os.sched_getaffinity(0)
+    beside = [cores_beside(gpu) & allowed for gpu in visible]
+    own, threads = beside[place], os.environ.get("OMP_NUM_THREADS", "")
+    if own and threads.isdecimal() and int(threads) * beside.count(own) <= len(own):
+        os.sched_setaffinity(0, own)
 
 
 def keep_flight_recorder(run_dir: Path, rank: int) -> None:

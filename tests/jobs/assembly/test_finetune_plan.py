@@ -15,7 +15,7 @@ from dsrun.cluster import cpu_types, extensions
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.job import run_folder
-from dsrun.job.job import HostDevices, Job
+from dsrun.job.job import FsdpSpec, HostDevices, Job
 from dsrun.jobs.allocation import reservation
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.assembly.finetune import FinetuneRequest, plan
@@ -429,6 +429,35 @@ def test_what_the_processes_get(make_job, tmp_path):
             replace(job, accelerator="cuda"), {name: "backend:native"}
         )
     assert "OMP_NUM_THREADS" not in on_gpus
+
+
+@pytest.mark.parametrize(("there", "setting"), [(True, True), (None, True), (False, False)])
+def test_expandable_segments_where_the_driver_has_what_they_take(make_job, monkeypatch, there, setting):
+    monkeypatch.setattr("dsrun.jobs.launchers.common.environment.has_virtual_memory", lambda: there)
+    assert ("PYTORCH_CUDA_ALLOC_CONF" in of_ranks(make_job(accelerator="cuda"), {})) == setting
+
+
+def offloading(device, part="offload_optimizer"):
+    return {"zero_optimization": {"stage": 3, part: {"device": device}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "threads"),
+    [
+        ({"ds_config": offloading("cpu")}, "14"),
+        ({"ds_config": offloading("nvme")}, "14"),
+        ({"ds_config": offloading("cpu", "offload_param")}, "14"),
+        ({"ds_config": offloading("none")}, None),
+        ({"fsdp": FsdpSpec(micro_batch=1, grad_accum=1, grad_clip=1.0, shard_ranks=8, offload=True)}, "14"),
+        ({"fsdp": FsdpSpec(micro_batch=1, grad_accum=1, grad_clip=1.0, shard_ranks=8)}, None),
+    ],
+)
+def test_ranks_that_offload_share_the_cores(make_job, monkeypatch, changed, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(112)))
+    job = make_job(accelerator="cuda", **changed)
+    job = replace(job, hosts=(HostDevices("localhost", tuple(range(8))),))
+    assert of_ranks(job, {}).get("OMP_NUM_THREADS") == threads
+    assert "OMP_NUM_THREADS" not in of_ranks(job, {"OMP_NUM_THREADS": "3"})
 
 
 # --resume

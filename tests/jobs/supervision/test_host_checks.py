@@ -258,6 +258,53 @@ def test_this_machine_alone_is_not_asked(job):
     assert host_checks.checkup(job(hosts=(HostDevices("localhost", (0,)),)), RunOptions(), ask=None) == ()
 
 
+HEALTHY = {"index": 1, "name": "NVIDIA H100", "failed": [], "pending": [], "uncorrected": 0, "uncorrected_ever": 0,
+           "slowed": [], "width": None, "fabric": "Completed"}  # fmt: skip
+
+
+@pytest.fixture
+def here(job):
+    """A job on GPU 1 of this machine."""
+    return lambda **fields: job(hosts=(HostDevices("localhost", (1,)),), launcher="local", **fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "what", "hint"),
+    [
+        ({"gpus/driver": "535.104", "torch/cuda": "13.0"}, {}, "needs 580 or later", "Update the driver"),
+        ({"gpu_health": {"gpus": [{**HEALTHY, "fabric": "In Progress"}]}}, {}, "NVSwitch is not set up",
+         "nvidia-fabricmanager"),
+        ({"gpu_health": {"gpus": [{**HEALTHY, "pending": ["remapped_row_pending"]}]}}, {}, "waits for a reset",
+         "--gpu-reset -i 1"),
+        ({"port": {"port": 29501, "free": False, "asked": True}}, {"master_port": 29501}, "29501 is taken", ""),
+    ],
+)  # fmt: skip
+def test_what_stops_a_job_on_this_machine(here, changes, options, what, hint):
+    with pytest.raises(DsrunError) as caught:
+        host_checks.checkup(here(), RunOptions(**options), ask=Hosts(changes, on=1))
+    (problem,) = caught.value.problems
+    assert what in problem.what
+    assert hint in problem.hint
+    assert problem.hint.endswith("Or start without this check: --no-check")
+    # CPU ranks need none of it.
+    assert host_checks.checkup(here(accelerator="cpu"), RunOptions(), ask=Hosts(changes, on=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"memlock/limit": 65536, "memlock/infiniband": ["mlx5_0"]}, "64 KiB may be locked"),
+        ({"gpu_health": {"gpus": [{**HEALTHY, "index": 0, "pending": ["remapped_row_pending"]}]}}, ""),
+        ({"gpus/gpus": []}, ""),
+        ({"ram/available": GIB, "disk/folder/writable": False}, ""),  # other checks have looked at these
+        ({}, ""),
+    ],
+)
+def test_what_does_not_stop_a_job_on_this_machine(here, changes, note):
+    notes = host_checks.checkup(here(), RunOptions(), ask=Hosts(changes, on=1))
+    assert [line.startswith(note) for line in notes] == ([True] if note else [])
+
+
 def test_launchers_without_a_way(job):
     (note,) = host_checks.checkup(job(launcher="manual"), RunOptions())
     assert note == "launcher manual: no host is asked what it has"

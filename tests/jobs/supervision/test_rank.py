@@ -14,6 +14,7 @@ import psutil
 import pytest
 from running import until
 
+from dsrun.host.gpus import cores_beside
 from dsrun.job import rank_state
 from dsrun.job.job import HostDevices
 from dsrun.job.run_folder import write_state
@@ -154,6 +155,56 @@ def test_the_place_on_a_host_where_hosts_differ(make_job, monkeypatch, named):
     assert found == [
         ("0", "0"), ("0", "5,3,4"), ("1", "5,3,4"), ("2", "5,3,4"), ("0", "7,2"), ("1", "7,2"),
     ]  # fmt: skip
+
+
+@pytest.fixture
+def two_sockets(tmp_path, monkeypatch):
+    """Two GPUs on each of two NUMA nodes, of 8 cores each."""
+    for number, bus in enumerate(["0000:17:00.0", "0000:3d:00.0", "0000:97:00.0", "0000:bd:00.0"]):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+        (tmp_path / "gpus" / bus / "information").write_text(f"Model: \t H100\nGPU UUID: \t GPU-{number}\n")
+        (tmp_path / "pci" / bus).mkdir(parents=True)
+        (tmp_path / "pci" / bus / "local_cpulist").write_text("0-3,8-11\n" if number < 2 else "4-7,12-15\n")
+    monkeypatch.setattr(
+        rank_module, "cores_beside", lambda gpu: cores_beside(gpu, tmp_path, tmp_path / "pci")
+    )
+    bound = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, cores: bound.append(sorted(cores)))
+    for name in rank_module.BINDING:
+        monkeypatch.delenv(name, raising=False)
+    return bound
+
+
+FIRST, SECOND = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("visible", "threads", "local_rank", "variables", "cores"),
+    [
+        ("0,1,2,3", "4", "1", {}, FIRST),
+        ("0,1,2,3", "4", "2", {}, SECOND),
+        ("3,0", "8", "0", {}, SECOND),
+        ("GPU-3,GPU-0", "8", "0", {}, SECOND),
+        ("0,1", "8", "0", {}, None),  # both on one node, which has not as many cores
+        ("0,1,2,3", "4", "0", {"OMP_PROC_BIND": "close"}, None),
+        ("MIG-abc", "16", "0", {}, None),
+        ("9", "16", "0", {}, None),
+        ("0,1,2,3", "", "0", {}, None),
+    ],
+)
+def test_ranks_that_offload_are_bound_beside_their_gpu(
+    make_job, monkeypatch, two_sockets, visible, threads, local_rank, variables, cores
+):
+    values = {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": threads, "LOCAL_RANK": local_rank}
+    for name, value in {**values, **variables}.items():
+        monkeypatch.setenv(name, value)
+    offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    rank_module.bind(make_job(accelerator="cuda", ds_config={}))
+    rank_module.bind(make_job(accelerator="cpu", ds_config=offload))
+    assert two_sockets == []
+    rank_module.bind(make_job(accelerator="cuda", ds_config=offload))
+    assert two_sockets == ([] if cores is None else [cores])
 
 
 # Ends

@@ -15,7 +15,10 @@ from dsrun.errors import Problem, raise_all
 from dsrun.models import transformers_code
 from dsrun.models.liger import LAYERS, fuses_loss
 from dsrun.options.table import ATTENTIONS, ComputeOptions
+from dsrun.planner.activations import logits
+from dsrun.planner.setup import Setup
 from dsrun.versions import version
+from dsrun.words import size_text
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
 FLASH_PACKAGES = (FLASH_PACKAGE := "flash-attn", "flash-attn-3", "flash-attn-4")
@@ -25,6 +28,7 @@ LIGER = "liger-kernel"
 LIGER_FIRST = (0, 6, 2)
 """Its fused_linear_cross_entropy sums the gradient of the output layer in float32 (accum_dtype) since then; before, a
 bf16 sum over chunks of the tokens rounded it once a chunk."""
+NOT_INSTALLED = f"{LIGER} is not installed"
 VOLTA = (7, 0)
 """The first GPUs that Triton, which its kernels are written in, compiles for."""
 
@@ -51,6 +55,8 @@ class Chosen(NamedTuple):
     """Some of liger-kernel's, for the model's type."""
     fused_loss: bool = False
     """Its loss among them."""
+    missing: bool = False
+    """Whether they would be taken if liger-kernel were installed."""
 
 
 def chosen(
@@ -74,7 +80,7 @@ def chosen(
         problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
     raise_all(problems)
     taken = wanted is not False and not why
-    return Chosen(taken, taken and fuses_loss(model_type))
+    return Chosen(taken, taken and fuses_loss(model_type), wanted is None and why == NOT_INSTALLED)
 
 
 def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tuple[str, str]:
@@ -89,11 +95,23 @@ def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tup
         return "its kernels need compute capability 7.0, and a GPU has less", ""
     there = packages.installed_version(LIGER)
     if there is None:
-        return f"{LIGER} is not installed", f"Install it: pip install {LIGER}"
+        return NOT_INSTALLED, f"Install it: pip install {LIGER}"
     if version(there) < LIGER_FIRST:
         first = ".".join(map(str, LIGER_FIRST))
         return f"{LIGER} {there} is installed, and it takes {first}", f"pip install --upgrade {LIGER}"
     return "", ""
+
+
+def missing_note(model_type: str | None, setup: Setup | None) -> str:
+    """What it costs a job that liger-kernel is missing. setup: of its plan; None where the planner has none."""
+    if not fuses_loss(model_type):
+        cost = "its norms and layers take less time and memory on GPUs"
+    elif setup is None:
+        cost = "its loss holds no logits of all tokens"
+    else:
+        now, then = (size_text(logits(case)) for case in (setup, setup.changed(fused_loss=True)))
+        cost = f"the loss takes {now} of a GPU's memory, and would take {then}"
+    return f"{NOT_INSTALLED}: {cost} (pip install {LIGER})"
 
 
 def lacks_sdpa(model_type: str | None) -> bool:

@@ -19,7 +19,7 @@ from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
 from dsrun.jobs.assembly import fsdp, plan_target
-from dsrun.jobs.assembly.checks import compiling, memory_check, optimizers, parallelism, techniques
+from dsrun.jobs.assembly.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.assembly.finetune import layout
@@ -307,8 +307,12 @@ def fit_memory(
         if not request.modelled(placed.machine):
             why = f"under {placed.parallel.words} that of CPU ranks isn't modelled"
         findings.notes.append(f"memory is not predicted: {why}")
+        if placed.kernels.missing:
+            findings.notes.append(kernels.missing_note(placed.network, None))
         return made
     planned, prediction = memory
+    if placed.kernels.missing:
+        findings.notes.append(kernels.missing_note(placed.network, planned.setup))
     if held_out and placed.machine.accelerator == "cuda":
         placed = _answer_fewer(placed, planned, request.room(placed.machine).gpu_bytes, findings)
     made = replace(made, before=placed, prediction=prediction)

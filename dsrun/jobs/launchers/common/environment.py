@@ -18,6 +18,7 @@ from dsrun.cluster import extensions, python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.data.cache import cache_root
+from dsrun.host.gpus import has_virtual_memory
 from dsrun.host.hiding import shown
 from dsrun.job.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.launchers.common import forwarded_environment
@@ -64,11 +65,14 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
         added["TOKENIZERS_PARALLELISM"] = "false"
     if job.accelerator == "cuda":
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
-        if isinstance(job, Job) and not any(environ.get(name) for name in ALLOCATOR):
+        allocator_given = any(environ.get(name) for name in ALLOCATOR)
+        # Without virtual memory management the first allocation would fail: "operation not supported".
+        if isinstance(job, Job) and not allocator_given and has_virtual_memory() is not False:
             added[ALLOCATOR[0]] = EXPANDABLE
         if isinstance(job, Job) and not environ.get("NCCL_DEBUG"):
             added["NCCL_DEBUG"] = NCCL_LOG_LEVEL
-    elif "OMP_NUM_THREADS" not in environ:
+    # Without it each rank's optimizer on the host takes all cores, and they take turns.
+    if "OMP_NUM_THREADS" not in environ and (job.accelerator == "cpu" or job.offloads):
         ranks = len(job.hosts[node].devices)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     return {**added, **of_checkout(environ), **(script.env if script else {})}

@@ -259,12 +259,14 @@ def test_another_preset_before_there_is_a_checkpoint(run):
         (cards(), "0.8.5", {"official": True}, "--official"),
     ],
 )
-def test_off_without_a_word_unless_it_is_asked_for(install, machine, version, given, why):
+def test_off_with_a_word_only_where_it_is_missing_unless_it_is_asked_for(
+    install, machine, version, given, why
+):
     if version:
         install("liger-kernel", version)
     found = planned(machine, **given)
     assert found.job.training.liger is False
-    assert not any("liger" in note for note in found.notes)
+    assert any("liger" in note for note in found.notes) == (why == kernels.NOT_INSTALLED)
     said = the_refusal(machine, **given, liger=True)
     assert said.startswith("--liger: can't be: ")
     assert why in said
@@ -276,6 +278,25 @@ def test_on_where_it_works(install, model, capability):
     found = planned(cards(capability=capability), model)
     assert found.job.training.liger is True
     assert planned(cards(capability=capability), model, liger=False).job.training.liger is False
+
+
+@pytest.mark.parametrize("liger", [None, False])
+def test_liger_that_is_missing_has_its_price_in_a_note(liger):
+    notes = [line for line in planned(cards(), "llama-tiny", liger=liger).notes if "liger-kernel" in line]
+    if liger is False:
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.startswith("liger-kernel is not installed: the loss takes ")
+    assert note.endswith("(pip install liger-kernel)")
+
+
+def test_liger_is_missed_where_it_would_be_taken():
+    gpus = kernels.Devices("cuda", (8, 0))
+    assert kernels.chosen(FinetuneOptions(), gpus, "llama", "bf16").missing
+    assert not kernels.chosen(FinetuneOptions(), gpus, "bloom", "bf16").missing
+    assert not kernels.chosen(FinetuneOptions(), kernels.Devices("cpu", None), "llama", "fp32").missing
+    assert "norms" in kernels.missing_note("gemma2", None)
 
 
 def test_another_network_is_left_alone():
