@@ -25,30 +25,25 @@ RESULTS = CHECKOUT / "bench/results/gpu"
 GIB = 2**30
 BUDGET_S = 520.0
 """Seconds of a part: under nine minutes."""
-FIRST_S = 40.0
-"""Seconds of a case, by guess, until one was seen."""
+RUN_S, KERNEL_S = 20.0, 5.0
+"""Seconds that a case is expected to take: a short run of dsrun's, a kernel in the process of all kernels."""
 OUT_OF_TIME, OUT_OF_MEMORY, NO_TIME = "out of time", "out of memory", "no time left"
 
 
 class Clock:
-    """The budget: what is left, and what the next case will take: as the longest so far."""
+    """The budget: what is left, and whether it is enough for what the next case is expected to take."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
-        self._longest = 0.0
 
     @property
     def left(self) -> float:
         """Seconds."""
         return self._until - time.monotonic()
 
-    def has_room(self) -> bool:
-        """Whether another case is likely to end in time."""
-        return (self._longest or FIRST_S) < self.left
-
-    def saw(self, seconds: float) -> None:
-        """A case took so long."""
-        self._longest = max(self._longest, seconds)
+    def has_room(self, expected: float) -> bool:
+        """Whether a case that is expected to take so many seconds is likely to end in time."""
+        return expected < self.left
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,10 @@ class Case:
     run: Callable[[Path, float], dict[str, Any]]
     cuda: bool = False
     """Nothing of it can be tried on a CPU."""
+    expected: float = RUN_S
+    """Seconds, on a GPU. One slow case says nothing of the next: a compiled run takes five times a plain one."""
+    lacks: str = ""
+    """What has to be installed for it and isn't."""
 
 
 @dataclass
@@ -91,7 +90,10 @@ def carry_out(cases: Iterable[Case], results: Results, clock: Clock, folder: Pat
         if results.tiny and case.cuda:
             results.add(case.name, {"failed": "", "skipped": "for GPUs alone"})
             continue
-        if not clock.has_room():
+        if case.lacks:
+            results.add(case.name, {"failed": "", "skipped": f"{case.lacks} is not installed"})
+            continue
+        if not clock.has_room(case.expected):
             results.add(case.name, {"failed": "", "skipped": NO_TIME})
             continue
         place, began = folder / f"case-{number}", time.monotonic()
@@ -102,7 +104,6 @@ def carry_out(cases: Iterable[Case], results: Results, clock: Clock, folder: Pat
             found = {"failed": f"{type(error).__name__}: {error}"}
         shutil.rmtree(place, ignore_errors=True)
         seconds = time.monotonic() - began
-        clock.saw(seconds)
         results.add(case.name, {"failed": "", **found, "wall_seconds": round(seconds, 1)})
 
 
@@ -173,6 +174,44 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
+class Child:
+    """A process that calls functions for this one, one after the other, so that torch is imported and CUDA started
+    once. This process must never hold a GPU that a job then finds in use; the child gives it back in `end`."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result. A child that died (out of host memory, an illegal access) is replaced by the next."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except Exception:
+            self.end()  # after an error CUDA's context may be lost, and its memory held
+            raise
+
+    def end(self) -> None:
+        """Let the child go, with what it holds of the GPU."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def planned(words: Sequence[str], kind: str | None, folder: Path, seconds: float) -> dict[str, Any]:
+    """What `dsrun plan` says of a set-up: bytes allocated and seconds a step. Empty where the card is no known kind."""
+    if kind is None:
+        return {}
+    failed, text = ended(
+        [sys.executable, "-m", "dsrun", "plan", *words, "--gpu", kind, "--json"], os.environ, folder, seconds
+    )
+    if failed:
+        return {}
+    (plan,) = json.loads(text)["plans"][:1]
+    step = (plan.get("speed") or {}).get("seconds_per_step")
+    return {"planned_allocated_bytes": plan["gpu"]["allocated_bytes"], "planned_step_seconds": step}
+
+
 def machine() -> list[str]:
     """Name of every GPU in nvidia-smi, its memory and driver."""
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -196,18 +235,28 @@ def stored(folder: Path = RESULTS) -> Iterator[dict[str, Any]]:
         yield from _lines(path)
 
 
-def arguments(doc: str | None) -> argparse.Namespace:
+def parser(doc: str | None) -> argparse.ArgumentParser:
     """The options of each part."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument(
         "--budget", type=float, default=BUDGET_S, help="seconds; no case is started that ends later"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder for what is made once: random models; a later call finds them there",
+    )
     parser.add_argument("--only", nargs="+", default=[], help="cases whose names begin so")
     parser.add_argument(
         "--tiny", action="store_true", help="on a CPU and in miniature: that the bench works, no speed"
     )
-    return parser.parse_args()
+    return parser
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """The options that a part was given."""
+    return parser(doc).parse_args()
 
 
 def begin(part: str, given: argparse.Namespace) -> Results:

@@ -18,9 +18,11 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-$root/.whl}
 most=$((60 * 1000 * 1000))
 
-# Of DeepSpeed, of dsrun, of its scores, of its curve. Not datasets: dsrun doesn't import it, and the Trainer does without.
+# Of DeepSpeed, of dsrun, of its scores, of its curve. Not datasets: dsrun doesn't import it, and the Trainer does without;
+# not hyperscan, without which dsrun diagnoses more slowly. A test compares the lists with setup.cfg.
 deepspeed="hjson einops py-cpuinfo msgpack ninja"
-own="click rich markdown-it-py mdurl pygments jinja2 markupsafe psutil nvidia-ml-py liger-kernel sentencepiece gguf"
+own="click rich markdown-it-py mdurl pygments jinja2 markupsafe psutil nvidia-ml-py liger-kernel sentencepiece gguf
+jsonschema jsonschema-specifications referencing rpds-py attrs"
 scores="rouge-chinese six nltk joblib defusedxml cloudpickle"
 curve="matplotlib contourpy cycler kiwisolver pyparsing python-dateutil pillow"
 with_its_own="pydantic" # pydantic-core in the one version that it takes

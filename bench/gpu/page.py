@@ -1,4 +1,5 @@
-"""docs/reference/gpu.md from the results that are kept: what has run on which card and when, or not yet.
+"""docs/reference/gpu.md from the results that are kept: what has run on which card and when, or not yet. Beside it a
+verification card of each model, preset and card: docs/reference/cards/MODEL-PRESET-CARD.md.
 
     python bench/gpu/page.py [--write]
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import CHECKOUT, GIB, stored
 
+CARDS = CHECKOUT / "docs/reference/cards"
 PAGE, EXPORTING = CHECKOUT / "docs/reference/gpu.md", CHECKOUT / "bench/results/exporting.json"
 MB = 10**6
 NOT_YET = "not yet"
@@ -41,17 +44,18 @@ ITEMS = (
     Item("every preset trains, with the CPU's losses",
          ("works/ddp", "works/zero1", "works/zero2", "works/zero3", "works/fsdp"),
          "[each preset on CPU ranks](presets-measured.md)"),
-    Item("NCCL between ranks; `overlap_comm` at ZeRO-1 and 2 (on from deepspeed 0.19.8)", (),
+    Item("NCCL between ranks; `overlap_comm` at ZeRO-1 and 2 (on from deepspeed 0.19.8)", ("many/",),
          "where it is switched on, by tests; that it is right, by DeepSpeed's code alone"),
     Item("attention: torch's SDPA, its varlen kernel, flash-attn 2, 3 and 4", ("works/attention-", "speed/attention-"),
          "the same losses to 1e-5 with stand-ins for the kernels"),
     Item("flex_attention", ("speed/attention-flex",), "no kind of attention of dsrun's: see below"),
-    Item("liger-kernel's fused loss", ("works/zero3-no-liger", "speed/7b-4k-no-liger"),
+    Item("liger-kernel's fused loss", ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
          "loss and gradients with a stand-in that works as it does"),
-    Item("liger-kernel's RMSNorm, rotary positions and gated layers", ("works/zero3-no-liger", "speed/7b-4k-no-liger"),
+    Item("liger-kernel's RMSNorm, rotary positions and gated layers",
+         ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
          "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
          "all 23 kinds; four lines of the kernels that the interpreter can't run were written otherwise for that"),
-    Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/7b-4k-compile"),
+    Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/8b-widths-4k-compile"),
          "losses, names and numbers of graphs in one process, FSDP's among them; several ranks: full lane"),
     Item("torch's fused AdamW in the place of DeepSpeed's", ("works/zero2-fused-torch-adam", "speed/adam-"),
          "which one a job takes"),
@@ -62,8 +66,8 @@ ITEMS = (
          "order, errors and one read of the device a step, by tests"),
     Item("a budget of tokens (`--tokens-per-batch`)", ("works/tokens-per-batch",),
          "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
-    Item("kill -9 and resume", ("works/killed-and-resumed",), "the losses of an undisturbed run, on CPU ranks"),
-    Item("the export, file by file, read by transformers", ("works/export-loads",), EXPORTED),
+    Item("kill -9 and resume", ("works/killed-and-resumed-",), "the losses of an undisturbed run, on CPU ranks"),
+    Item("the export, file by file, read by transformers", ("works/export-loads-",), EXPORTED),
     Item("FSDP's copies across hosts", (), "losses and weights, on four CPU ranks"),
     Item("preset `zero3-hpz`", (),
          "zero3's losses and weights on four CPU ranks, with backward's gathers within a host: full lane"),
@@ -71,14 +75,16 @@ ITEMS = (
          "nothing: they run on CUDA alone, and no preset has them"),
     Item("memory and seconds beside the plan", ("planned/",),
          "[published runs](planner-accuracy.md), [CPU ranks](planner-measured.md)"),
-    Item("model FLOPs utilisation, beside a plain Trainer", ("speed/7b-",), "nothing"),
+    Item("model FLOPs utilisation, beside a plain Trainer", ("speed/8b-",), "nothing"),
 )  # fmt: skip
 HEAD = """# What has run on GPUs
 
 Made by `python bench/gpu/page.py --write` from the results in bench/results/gpu. {lead}
 What a CPU can show is tested there, with real launchers and faked facts of GPUs at the edge; the last column says what
 stands in for a card. Whoever has one: `bench/gpu/run.sh works`, `speed` and `planned` take under nine minutes each, on
-one GPU and without a network (`bench/gpu/make_wheels.sh` makes the wheels).
+one GPU of 80 GB and without a network (`bench/gpu/make_wheels.sh` makes the wheels); `bench/gpu/run.sh many` is for 2
+to 8 GPUs in a host. A model, a preset and a card that ran together get a verification card: loss against the CPU's,
+memory and seconds against the plan, MFU, kill -9 and resume, the export read back.
 
 | item | on a card | what shows it without one |
 | --- | --- | --- |
@@ -132,10 +138,11 @@ def _belongs(name: str, cases: Iterable[str]) -> bool:
 def figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Measurements, in tables. Nothing where there are none."""
     runs = [
-        (name, line) for name, line in found.items() if name.startswith("speed/7b-") and not line["failed"]
+        (name, line) for name, line in found.items() if name.startswith("speed/8b-") and not line["failed"]
     ]
     if runs:
-        yield "\n## A 7B on one card\n\n| run | tokens/s | MFU | allocated GiB |\n| --- | ---: | ---: | ---: |"
+        yield "\n## Llama-3-8B's widths, and LoRA on all of it, on one card\n"
+        yield "| run | tokens/s | MFU | allocated GiB |\n| --- | ---: | ---: | ---: |"
         for name, line in runs:
             share = f"{line['mfu']:.1%}" if line["mfu"] else ""
             held = line["gpu_allocated_bytes"]
@@ -161,6 +168,89 @@ def figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield "\n## Kernels\n\n| kernel | ms |\n| --- | ---: |"
         yield from (f"| {name[6:]} | {1e3 * line['seconds']:.2f} |" for name, line in kernels)
 
+    collectives = [
+        (name, line)
+        for name, line in found.items()
+        if line.get("bus_bytes_per_second") and not line["failed"]
+    ]
+    if collectives:
+        yield "\n## NCCL\n\n| collective | GPUs | GB/s (bus) |\n| --- | ---: | ---: |"
+        for name, line in collectives:
+            rate = line["bus_bytes_per_second"] / 1e9
+            yield f"| {name[5:]} | {line['ranks']} | {rate:.1f} |"
+    several = [
+        (name, line) for name, line in found.items() if name.startswith("many/many-") and not line["failed"]
+    ]
+    if several:
+        yield "\n## Several GPUs\n"
+        yield "| run | GPUs | tokens/s | MFU | allocated GiB |\n| --- | ---: | ---: | ---: | ---: |"
+        for name, line in several:
+            share = f"{line['mfu']:.1%}" if line["mfu"] else ""
+            held = _gib(line["gpu_allocated_bytes"])
+            yield f"| {name[10:]} | {line['gpus']} | {line['tokens_per_second']:,.0f} | {share} | {held} |"
+    if cards := cards_of(found.values()):
+        yield "\n## Verification cards\n"
+        yield from (f"- [{title}](cards/{name})" for name, (title, _) in sorted(cards.items()))
+
+
+CARD = """# {title}
+
+Made by `python bench/gpu/page.py --write` from the results in bench/results/gpu; {day}, {where}.
+
+| what | set-up | result |
+| --- | --- | --- |
+"""
+
+
+def cards_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """File name -> title and text of the card of each model, preset and GPU. lines: the last result of each case."""
+    together: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if "model" in line and "preset" in line:
+            key = (line["model"], line["preset"], line["where"].split(",")[0])
+            together.setdefault(key, []).append(line)
+    made = {}
+    for key, results in together.items():
+        title = f"{key[0]}, {key[1]}, {key[2]}"
+        name = re.sub(r"[^a-z0-9.]+", "-", "-".join(key).lower()).strip("-") + ".md"
+        newest_line = max(results, key=lambda line: line["day"])
+        head = CARD.format(title=title, day=newest_line["day"], where=newest_line["where"])
+        made[name] = (title, head + "\n".join(_card_rows(results)) + "\n")
+    return made
+
+
+def _card_rows(results: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Rows of a card: each thing to verify, for each set-up that shows it, or "not yet"."""
+    for what, key, said in VERIFIED:
+        shown = [line for line in results if line.get(key) is not None]
+        if not shown:
+            yield f"| {what} | | {NOT_YET} |"
+        for line in shown:
+            failed = f"**{line['failed']}**" if line["failed"] else ""
+            # A run with other losses has figures all the same; one that died has none.
+            yield f"| {what} | {line.get('set_up', line['case'])} | {failed or said(line)} |"
+
+
+def _beside_plan(line: Mapping[str, Any], measured: str, planned: str, scale: float, unit: str) -> str:
+    """A measurement, and how far the plan is from it."""
+    value, plan = line[measured], line.get(planned)
+    text = f"{value / scale:.3g} {unit}"
+    return text if plan is None else f"{text}, plan {plan / scale:.3g} ({plan / value - 1:+.1%})"
+
+
+VERIFIED: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("losses against a CPU's in fp32", "difference",
+     lambda line: f"{line['difference']:.1e} apart at most ({line['tolerance']:.0e} allowed)"),
+    ("peak against the plan", "gpu_allocated_bytes",
+     lambda line: _beside_plan(line, "gpu_allocated_bytes", "planned_allocated_bytes", GIB, "GiB")),
+    ("seconds a step against the plan", "step_seconds",
+     lambda line: _beside_plan(line, "step_seconds", "planned_step_seconds", 1, "s")),
+    ("model FLOPs utilisation", "mfu", lambda line: f"{line['mfu']:.1%}"),
+    ("kill -9 and resume", "resumed", lambda _: "goes on with the losses of an undisturbed run"),
+    ("export read back", "exported", lambda _: "transformers loads it; its numbers are finite"),
+)  # fmt: skip
+"""Rows of a card: the name, the field of a result that shows it, and what is said of one that didn't fail."""
+
 
 def _gib(size: float | None) -> str:
     return "" if size is None else f"{size / GIB:.2f}"
@@ -173,7 +263,7 @@ def _seconds(value: float | None) -> str:
 def text(lines: Iterable[Mapping[str, Any]]) -> str:
     """The page."""
     found = newest(lines)
-    lead = "No GPU has run dsrun yet." if not found else "One GPU is what they are from."
+    lead = "No GPU has run dsrun yet." if not found else "Each figure names its card."
     rows = [f"| {item.what} | {cell(item, found)} | {without(item)} |" for item in ITEMS]
     return HEAD.format(lead=lead) + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found)]) + "\n"
 
@@ -187,6 +277,13 @@ def main() -> None:
     made = text(stored())
     if parser.parse_args().write:
         Path(PAGE).write_text(made, encoding="utf-8")
+        cards = cards_of(newest(stored()).values())
+        for old in CARDS.glob("*.md"):
+            if old.name not in cards:
+                old.unlink()
+        for name, (_, card) in cards.items():
+            CARDS.mkdir(exist_ok=True)
+            (CARDS / name).write_text(card, encoding="utf-8")
     else:
         print(made, end="")
 

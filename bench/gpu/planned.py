@@ -115,6 +115,7 @@ def measured(run: Run, about: About, folder: Path, seconds: float) -> dict[str, 
     path = folder / "run/job.json"
     if not path.is_file():
         return {"failed": found["failed"] or "it never started"}
+    found |= {"model": run.model, "preset": run.preset, "set_up": run.name}
     found |= judge(run, Job.read(path), about.hardware)
     del found["metrics"], found["notes"]
     held = found["gpu_allocated_bytes"]

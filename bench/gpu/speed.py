@@ -1,15 +1,23 @@
-"""Part 2: how fast are the kernels, and how much of the card does a 7B get?
+"""Part 2: how fast are the kernels, and how much of the card does a model of Llama-3-8B's widths get?
 
-    python bench/gpu/speed.py [--output FOLDER] [--budget 520] [--only NAME ...] [--tiny]
+    python bench/gpu/speed.py [--output FOLDER] [--budget 520] [--keep FOLDER] [--only NAME ...] [--tiny]
+
+What is worth most comes first; a second call with --only goes on where the first ran out of time.
 
 - The product of two large matrices: the rate that everything else is a share of.
 - Attention forward and backward over a packed sequence, with Llama-8B's heads: torch's SDPA, causal and under a mask of
   the examples' borders, its varlen kernel, flex_attention (compiled).
 - A step of Adam on a billion weights: DeepSpeed's FusedAdam, torch's fused and foreach ones.
-- A Llama-2-7B with random weights, ZeRO-2 in bf16: packed sequences of 4k and 8k tokens and of many short examples,
-  with and without liger's kernels, --compile and expandable segments; beside transformers' Trainer with the same
-  folder, rows, optimizer (torch's fused AdamW) and config (peer_trainer.py). LLaMA-Factory stays out: it wants
-  transformers 5.6 at most, and bench/peers.py has it.
+- Llama-3-8B with 8 of its 32 layers and its whole vocabulary, random weights, ZeRO-2 in bf16: 2.8e9 weights, 58.8 GiB
+  by `dsrun plan` for rows of 4k, so that a card of 80 GB holds what the whole model's 140 GiB would need two of. Packed
+  sequences of 4k and 8k tokens and of many short examples, with and without liger's kernels, --compile and expandable
+  segments; beside transformers' Trainer with the same folder, rows, optimizer (torch's fused AdamW) and config
+  (peer_trainer.py). LLaMA-Factory stays out: it wants transformers 5.6 at most, and bench/peers.py has it.
+- LoRA on the whole of Llama-3-8B (23 GiB by the plan).
+
+No run writes its model (--export-format none).
+
+--keep names a folder for the random models: a call that finds them there doesn't draw them again (a minute, 22 GB).
 
 MFU is what the model's own arithmetic takes over what the card does in the same time by its data sheet (dense, 16
 bits). For a token that is
@@ -30,12 +38,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import CHECKOUT, Case, Clock, apart, arguments, begin, carry_out, dsrun, ended, wanted
+from common import (
+    CHECKOUT,
+    KERNEL_S,
+    Case,
+    Child,
+    Clock,
+    arguments,
+    begin,
+    carry_out,
+    dsrun,
+    ended,
+    planned,
+    wanted,
+)
 
 sys.path.insert(0, str(CHECKOUT / "bench"))
 from peers import ROWS, free_port, remove_shared_memory
@@ -72,44 +93,76 @@ class Model:
     layers: int
     width: int
 
-    def flops(self, row_tokens: float) -> float:
-        """Floating-point operations of a trained token, in examples of so many (see above)."""
-        return 6 * self.multiplied + 6 * self.layers * self.width * row_tokens
+    def flops(self, row_tokens: float, *, frozen: bool = False) -> float:
+        """Floating-point operations of a trained token, in examples of so many (see above). frozen: the weights have no
+        gradients of their own, so that backward has one product with each and not two."""
+        return (4 if frozen else 6) * self.multiplied + 6 * self.layers * self.width * row_tokens
 
 
 @dataclass(frozen=True)
 class Run:
-    """A set-up of the 7B. length: of an example; more: words for finetune alone."""
+    """A set-up of a model. length: of an example; more: words for finetune alone."""
 
     name: str
     length: int
     micro_batch: int
     more: tuple[str, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
+    preset: str = "zero2"
+    gpus: int = 1
+    lora: bool = False
+    """On the whole model."""
+    expected: float = 40.0
+    """Seconds: imports 15, loading 15, ten steps 10."""
 
     def words(self, model: Model, rows: Path, precision: str, steps: int) -> list[str]:
         """The command, without "dsrun"."""
         half = self.length // 2
         return [
-            "finetune", str(model.folder), "--preset", "zero2", "--precision", precision, "--gpus", "1",
+            "finetune", str(model.folder), "--preset", self.preset, "--precision", precision, "--gpus", str(self.gpus),
             "--train-file", str(rows), "--prompt-column", "content", "--response-column", "summary",
             "--max-source-length", str(half), "--max-target-length", str(half), "--allow-truncation",
             "--micro-batch", str(self.micro_batch), "--grad-accum", "1", "--max-steps", str(steps),
             "--generate-rows", "0", "--no-score-before", "--warmup-steps", "0", "--save-steps", "1000000",
-            "--no-last-checkpoint", "--activation-checkpointing", "full", "--force", *FUSED, *self.more,
+            "--no-last-checkpoint", "--activation-checkpointing", "full", "--force",
+            *(() if self.preset == "fsdp" else FUSED), *self.more,
+            "--export-format", "none", *(("--method", "lora") if self.lora else ()),
+        ]  # fmt: skip
+
+    def plan_words(self, model: Model, precision: str) -> list[str]:
+        """The same set-up, for `dsrun plan`."""
+        half = str(self.length // 2)
+        return [
+            str(model.folder / "config.json"), "--preset", self.preset, "--precision", precision,
+            "--gpus", str(self.gpus), "--max-source-length", half, "--max-target-length", half, "--micro-batch",
+            str(self.micro_batch), "--grad-accum", "1", "--activation-checkpointing", "full", "--host-memory", "128GiB",
+            *(("--method", "lora") if self.lora else ()),
         ]  # fmt: skip
 
 
+WIDTHS, WHOLE = "llama-3-8b-8-layers", "llama-3-8b"
+"""Models: the widths of Llama-3-8B with LAYERS layers; all of it, for LoRA."""
+LAYERS = 8
+COMPILING_S = 120.0
 RUNS = (
-    Run("7b-4k", LONG[0], 1),
-    Run("7b-8k", LONG[1], 1),
-    Run("7b-4k-compile", LONG[0], 1, ("--compile",)),
-    Run("7b-4k-no-liger", LONG[0], 1, ("--no-liger",)),
-    Run("7b-short-packed", SHORT, 16),
-    Run("7b-short-padded", SHORT, 16, ("--no-packing",)),
-    Run("7b-4k-fixed-segments", LONG[0], 1, (), (("PYTORCH_ALLOC_CONF", "expandable_segments:False"),)),
+    Run("8b-widths-4k", LONG[0], 1),
+    Run("8b-widths-8k", LONG[1], 1),
+    Run("8b-lora-4k", LONG[0], 1, preset="ddp", lora=True, expected=70.0),
+    Run("8b-widths-short-packed", SHORT, 16),
+    Run("8b-widths-4k-no-liger", LONG[0], 1, ("--no-liger",)),
+    Run("8b-widths-4k-compile", LONG[0], 1, ("--compile",), expected=COMPILING_S),
+    Run("8b-widths-4k-fsdp", LONG[0], 1, preset="fsdp"),
+    Run("8b-widths-short-padded", SHORT, 16, ("--no-packing",)),
+    Run(
+        "8b-widths-4k-fixed-segments", LONG[0], 1, (), (("PYTORCH_ALLOC_CONF", "expandable_segments:False"),)
+    ),
 )
-BESIDE_TRAINER = ("7b-4k", "7b-8k", "7b-short-packed")
+"""The most telling first."""
+MOST_TELLING = 5
+"""Runs that come before the kernels: 4k and 8k, each with the Trainer beside it, and LoRA."""
+FIRST_COMPILED_S = 30.0
+"""Seconds of a kernel that is compiled first."""
+BESIDE_TRAINER = ("8b-widths-4k", "8b-widths-8k", "8b-widths-short-packed")
 
 
 def best(function: Callable[[], Any], accelerator: str) -> float:
@@ -310,17 +363,21 @@ def write_rows(path: Path, length: int) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of the 7B's runs. peak: the card's dense 16-bit rate by its data sheet; None: not known."""
+    """Settings of the runs. models: for the full fine-tunes, and for LoRA, made when they are first asked for;
+    peak: the card's dense 16-bit rate by its data sheet, and card: dsrun's name of it; None: not known."""
 
-    model: Model
+    models: Callable[[str], Model]
     precision: str
     steps: int
     peak: float | None
+    card: str | None = None
 
-    def judged(self, tokens: int, seconds: float, length: float, found: dict[str, Any]) -> dict[str, Any]:
-        """A run's speed. length: mean tokens of an example."""
+    def judged(
+        self, flops_per_token: float, tokens: int, seconds: float, found: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A run's speed."""
         rate = tokens / seconds
-        flops = rate * self.model.flops(length)
+        flops = rate * flops_per_token
         return {
             "failed": "", "tokens_per_second": rate, "flops_per_second": flops,
             "mfu": flops / self.peak if self.peak else None, **found,
@@ -330,15 +387,26 @@ class Bench:
         """`dsrun finetune`."""
         rows = folder / "rows.jsonl"
         write_rows(rows, run.length)
-        words = run.words(self.model, rows, self.precision, self.steps)
+        model = self.models(WHOLE if run.lora else WIDTHS)
+        words = run.words(model, rows, self.precision, self.steps)
         found = dsrun(words, folder, seconds, dict(run.environ))
         if found["failed"]:
             return {"failed": found["failed"]}
         counted = [line for line in found["metrics"] if "tokens" in line][WARM:]
         tokens, took = (sum(line[name] for line in counted) for name in ("tokens", "seconds"))
-        memory = {name: found[name] for name in ("gpu_allocated_bytes", "gpu_reserved_bytes")}
-        length = min(run.length, tokens / (len(counted) * run.micro_batch))
-        return self.judged(tokens, took, length, {**memory, "notes": found["notes"][:6]})
+        figures = {
+            name: found[name] for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "step_seconds")
+        }
+        length = min(run.length, tokens / (len(counted) * run.micro_batch * run.gpus))
+        about = {
+            "model": model.name + "-lora" * run.lora,
+            "preset": run.preset,
+            "set_up": run.name,
+            "gpus": run.gpus,
+        }
+        plan = planned(run.plan_words(model, self.precision), self.card, folder, seconds)
+        flops = model.flops(length, frozen=run.lora)
+        return self.judged(flops, tokens, took, {**about, **figures, **plan, "notes": found["notes"][:6]})
 
     def trainers(self, run: Run, folder: Path, seconds: float) -> dict[str, Any]:
         """transformers' Trainer on the same rows, under the config that dsrun's preset gives it."""
@@ -351,9 +419,10 @@ class Bench:
             return {"failed": failed}
         config.write_text(text, encoding="utf-8")
         half = str(run.length // 2)
+        model = self.models(WIDTHS)
         argv = [
             sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", str(free_port()),
-            str(CHECKOUT / "bench/peer_trainer.py"), "--model", str(self.model.folder), "--train-file", str(rows),
+            str(CHECKOUT / "bench/peer_trainer.py"), "--model", str(model.folder), "--train-file", str(rows),
             "--config", str(config), "--output-dir", str(folder / "peer"), "--report", str(report),
             "--warm", str(WARM), "--max-source-length", half, "--max-target-length", half,
             "--precision", self.precision, "--micro-batch", str(run.micro_batch), "--max-steps", str(self.steps),
@@ -366,37 +435,67 @@ class Bench:
         found = json.loads(report.read_text(encoding="utf-8"))
         length = min(run.length, found["tokens"] / (found["steps"] * run.micro_batch))
         memory = {f"gpu_{name}": found[name] for name in ("allocated_bytes", "reserved_bytes")}
-        return self.judged(found["tokens"], found["seconds"], length, memory)
+        return self.judged(model.flops(length), found["tokens"], found["seconds"], memory)
 
 
-def kernel_cases(accelerator: str) -> Iterator[Case]:
-    """Cases that need no model."""
-    yield Case("matrices", lambda *_: apart(matrix_rate, accelerator))
+def kernel_cases(accelerator: str, child: Child) -> Iterator[Case]:
+    """Cases that need no model, all in one process."""
+
+    def case(name: str, function: Callable[..., Any], *arguments: Any, cuda: bool = False) -> Case:
+        return Case(
+            name,
+            lambda *_: child(function, *arguments, accelerator),
+            cuda=cuda,
+            expected=FIRST_COMPILED_S if cuda else KERNEL_S,
+        )
+
+    yield case("matrices", matrix_rate)
     for tokens in LENGTHS[accelerator]:
-        for name in KERNELS:
-            timed = partial(_apart, attention, name, tokens, accelerator)
-            yield Case(
-                f"attention-{name}-{tokens}", timed, cuda=name == "flex"
-            )  # no backward unless compiled
+        for name in KERNELS:  # flex has no backward unless it is compiled
+            yield case(f"attention-{name}-{tokens}", attention, name, tokens, cuda=name == "flex")
     for name in ADAMS:
-        yield Case(f"adam-{name}", partial(_apart, adam, name, accelerator), cuda=name == "deepspeed-fused")
-
-
-def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Without the folder and the seconds at the end, which a kernel has no use for."""
-    return apart(function, *arguments[:-2])
+        yield case(f"adam-{name}", adam, name, cuda=name == "deepspeed-fused")
 
 
 def run_cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
     """Every set-up, and the Trainer beside some."""
     for run in RUNS:
-        short = Run(
-            run.name, 64, run.micro_batch, tuple(w for w in run.more if w != "--no-liger"), run.environ
-        )
+        short = replace(run, length=64, more=tuple(word for word in run.more if word != "--no-liger"))
         taken = short if tiny else run
-        yield Case(run.name, partial(bench.ours, taken))
+        yield Case(run.name, partial(bench.ours, taken), expected=run.expected)
         if run.name in BESIDE_TRAINER:
-            yield Case(f"{run.name}-trainer", partial(bench.trainers, taken))
+            yield Case(f"{run.name}-trainer", partial(bench.trainers, taken), expected=run.expected)
+
+
+@dataclass
+class Models:
+    """Random models, each made when it is first asked for, or found where an earlier call kept it."""
+
+    folder: Path
+    child: Child
+    tiny: bool
+
+    def __call__(self, name: str) -> Model:
+        """A model by its name."""
+        place = self.folder / (f"tiny-{name}" if self.tiny else name)
+        facts = place / "bench.json"  # written last: a folder without it is half a model
+        if not facts.is_file():
+            shutil.rmtree(place, ignore_errors=True)
+            made = self._write(name, place)
+            facts.write_text(json.dumps({**asdict(made), "folder": None}), encoding="utf-8")
+        return Model(**{**json.loads(facts.read_text(encoding="utf-8")), "folder": place})
+
+    def _write(self, name: str, place: Path) -> Model:
+        fields = dict(model_files.load_model_file("llama-tiny" if self.tiny else WHOLE).architecture)
+        if name == WIDTHS and not self.tiny:
+            fields["num_hidden_layers"] = LAYERS
+        tokenizer = self.folder / "tokenizer"
+        if not (tokenizer / "tokenizer_config.json").is_file():
+            shutil.rmtree(tokenizer, ignore_errors=True)
+            self.child(tokenizer_of, "llama", tokenizer)
+        made = self.child(write_model, name, fields, tokenizer, place, "cpu" if self.tiny else "cuda")
+        self.child.end()  # it has drawn the weights on the GPU, which the run needs
+        return made
 
 
 def main() -> None:
@@ -405,21 +504,28 @@ def main() -> None:
     results, clock = begin("speed", given), Clock(given.budget)
     accelerator = "cpu" if given.tiny else "cuda"
     kind = None if given.tiny else kinds.recognise(results.where.split(",")[0])
+    child = Child()
     with tempfile.TemporaryDirectory(prefix="dsrun-speed-") as name:
         folder = Path(name)
-        carry_out(wanted(kernel_cases(accelerator), given.only), results, clock, folder)
-        if given.only and not any(run.name.startswith(tuple(given.only)) for run in RUNS):
-            return
-        file = "llama-tiny" if given.tiny else "llama-2-7b"
-        tokenizer = apart(tokenizer_of, "llama", folder / "tokenizer")
-        fields = model_files.load_model_file(file).architecture
-        model = apart(write_model, file, fields, tokenizer, folder / "model", accelerator)
+        kept = given.keep or folder / "models"
+        kept.mkdir(parents=True, exist_ok=True)
         bench = Bench(
-            model, "fp32" if given.tiny else "bf16", TINY_STEPS if given.tiny else STEPS,
-            1e12 * kind.matrix_tflops if kind else None,
+            Models(kept.resolve(), child, given.tiny), "fp32" if given.tiny else "bf16",
+            TINY_STEPS if given.tiny else STEPS, 1e12 * kind.matrix_tflops if kind else None,
+            kind.name if kind else None,
         )  # fmt: skip
+        (folder / "kernels").mkdir()
         (folder / "runs").mkdir()
-        carry_out(wanted(run_cases(bench, tiny=given.tiny), given.only), results, clock, folder / "runs")
+        kernels = list(wanted(kernel_cases(accelerator, child), given.only))
+        runs = list(wanted(run_cases(bench, tiny=given.tiny), given.only))
+        # The product of matrices says whether the card does what its data sheet says; then the model, worth most.
+        first = [case for case in kernels if case.name == "matrices"]
+        carry_out(first, results, clock, folder / "kernels")
+        child.end()
+        carry_out(runs[:MOST_TELLING], results, clock, folder / "runs")
+        carry_out([case for case in kernels if case not in first], results, clock, folder / "kernels")
+        child.end()
+        carry_out(runs[MOST_TELLING:], results, clock, folder / "runs")
 
 
 if __name__ == "__main__":

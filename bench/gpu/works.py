@@ -1,10 +1,11 @@
 """Part 1: does everything run on this GPU, with the losses of a CPU?
 
-    python bench/gpu/works.py [--output FOLDER] [--budget 520] [--only NAME ...] [--tiny]
+    python bench/gpu/works.py [--output FOLDER] [--budget 520] [--keep FOLDER] [--only NAME ...] [--tiny]
 
-llama-tiny takes a few steps on the CPU in fp32, and then on the GPU: under every preset, with each attention, without
-what is on by default, with what is off, without nvcc, in fp16, killed and resumed. A line for each case: the largest
-difference of a step's loss from the CPU's, and how large it may be (fp32 1e-4, 16 bits 1e-2).
+llama-tiny takes a few steps on the CPU in fp32, and then on the GPU: under every preset, killed and resumed, exported
+and read back, in fp16; then with each attention, without what is on by default, with what is off, without nvcc. A line
+for each case: the largest difference of a step's loss from the CPU's, and how large it may be (fp32 1e-4, else 1e-2).
+DeepSpeed's operators are compiled once, for all cases; --keep names a folder in which the next call finds them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import Case, Clock, arguments, begin, carry_out, dsrun, ended, wanted
+from common import RUN_S, Case, Clock, arguments, begin, carry_out, dsrun, ended, planned, wanted
 
 from dsrun.job.layout import whole_checkpoints
+from dsrun.planner import gpus as kinds
 
 MODEL = "llama-tiny"
 STEPS, TINY_STEPS = 12, 3
@@ -55,6 +59,10 @@ GPUS_ALONE = (
     "zero3-no-liger",
 )
 """Cases that say nothing on a CPU."""
+TRUSTED = ("zero2", "zero3", "fsdp")
+"""Presets that are killed and resumed, and whose export is read: one of each way to keep weights."""
+FLASH_MODULES = ("flash_attn", "flash_attn_interface", "flash_attn.cute")
+COMPILE_S, COMPILED_RUN_S = 90.0, 60.0
 COMPILES = {"fused-adam": "FusedAdamBuilder", "cpu-adam": "CPUAdamBuilder"}
 BUILD = (
     "import sys; from deepspeed.accelerator import get_accelerator as a; "
@@ -64,10 +72,13 @@ BUILD = (
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of all cases. reference: the CPU's losses, by step."""
+    """Settings of all cases. reference: the CPU's losses, by step; environ: what every run on the GPU gets;
+    card: dsrun's name of it, None where it has none."""
 
     steps: int
     reference: Mapping[int, float]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    card: str | None = None
 
     def words(self, precision: str, *more: str) -> list[str]:
         """The command of a case."""
@@ -104,41 +115,64 @@ class Bench:
         precision: str,
         environ: Mapping[str, str] | None = None,
         same_steps: bool = True,
+        lacks: str = "",
     ) -> Case:
         """A run that is compared."""
 
         def run(folder: Path, seconds: float) -> dict[str, Any]:
-            found = dsrun(self.words(precision, *more), folder, seconds, environ)
-            return self.compared(precision, found, same_steps=same_steps)
+            found = dsrun(self.words(precision, *more), folder, seconds, {**self.environ, **(environ or {})})
+            compared = self.compared(precision, found, same_steps=same_steps)
+            if name not in PRESETS:
+                return compared
+            words = [MODEL, "--preset", name, "--precision", precision, "--gpus", "1"]
+            figures = {key: found[key] for key in ("gpu_allocated_bytes", "step_seconds")}
+            plan = planned(words, self.card, folder, seconds)
+            return {"model": MODEL, "preset": name, "set_up": name, **compared, **figures, **plan}
 
-        return Case(name, run, cuda=name in GPUS_ALONE)
+        expected = COMPILED_RUN_S if "--compile" in more else RUN_S
+        return Case(name, run, cuda=name in GPUS_ALONE, expected=expected, lacks=lacks)
 
 
 def cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
     """The most telling first."""
     half = "fp32" if tiny else "bf16"
     for name, builder in COMPILES.items():
-        yield Case(f"compiles-{name}", compiling(builder), cuda=True)
+        yield Case(f"compiles-{name}", compiling(builder, bench), cuda=True, expected=COMPILE_S)
     yield bench.case("zero2-fp32", "--preset", "zero2", precision="fp32")
     for preset in PRESETS:
         yield bench.case(preset, "--preset", preset, precision=half)
+    for preset in TRUSTED:
+        yield Case(f"killed-and-resumed-{preset}", partial(resumed, bench, half, preset), expected=2 * RUN_S)
+        yield Case(f"export-loads-{preset}", partial(loaded, bench, half, preset), expected=1.5 * RUN_S)
+    yield bench.case("fp16", "--preset", "zero2", precision="fp16")
     for name in ATTENTION:
-        yield bench.case(f"attention-{name}", "--preset", "zero2", "--attention", name, precision=half)
+        words = ("--preset", "zero2", "--attention", name)
+        lacks = "flash-attn" if name == "flash" and not has_flash() else ""
+        yield bench.case(f"attention-{name}", *words, precision=half, lacks=lacks)
     for name, words in WAYS.items():
         yield bench.case(name, *words, precision=half)
     yield bench.case("tokens-per-batch", *BY_TOKENS, precision=half, same_steps=False)
     yield bench.case("zero2-no-nvcc", "--preset", "zero2", precision=half, environ=without("nvcc"))
-    yield bench.case("fp16", "--preset", "zero2", precision="fp16")
-    yield Case("killed-and-resumed", lambda folder, seconds: resumed(bench, half, folder, seconds))
-    yield Case("export-loads", lambda folder, seconds: loaded(bench, half, folder, seconds))
 
 
-def compiling(builder: str) -> Any:
-    """Time that an operator of DeepSpeed's takes to be compiled and loaded."""
+def has_flash() -> bool:
+    """Whether one of flash-attn's generations is installed."""
+
+    def there(name: str) -> bool:
+        try:
+            return find_spec(name) is not None
+        except ModuleNotFoundError:  # its parent isn't there
+            return False
+
+    return any(map(there, FLASH_MODULES))
+
+
+def compiling(builder: str, bench: Bench) -> Any:
+    """Time that an operator of DeepSpeed's takes to be compiled and loaded. The runs after it find it compiled."""
 
     def run(folder: Path, seconds: float) -> dict[str, Any]:
         began = time.monotonic()
-        environ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "operators")}
+        environ = {**os.environ, **bench.environ}
         failed, _ = ended([sys.executable, "-c", BUILD, builder], environ, folder, seconds)
         return {"failed": failed, "seconds": time.monotonic() - began}
 
@@ -151,36 +185,38 @@ def without(program: str) -> dict[str, str]:
     return {"PATH": os.pathsep.join(folders), "CUDA_HOME": "/nowhere"}
 
 
-def resumed(bench: Bench, precision: str, folder: Path, seconds: float) -> dict[str, Any]:
+def resumed(bench: Bench, precision: str, preset: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Kill -9 of the rank once a checkpoint is there, and on from that."""
     run, until = folder / "run", time.monotonic() + seconds
     argv = [
         sys.executable,
         "-m",
         "dsrun",
-        *bench.words(precision, "--preset", "zero2"),
+        *bench.words(precision, "--preset", preset),
         "--output-dir",
         str(run),
     ]
     with (folder / "first").open("w") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True)
+        environ = {**os.environ, **bench.environ}
+        process = subprocess.Popen(argv, stdout=out, stderr=out, env=environ, start_new_session=True)
         while process.poll() is None and not whole_checkpoints(run) and time.monotonic() < until:
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     time.sleep(3)  # its agent sees that nobody is there any more
-    failed, _ = ended([sys.executable, "-m", "dsrun", "resume", str(run)], dict(os.environ), folder, seconds)
+    again = [sys.executable, "-m", "dsrun", "resume", str(run)]
+    failed, _ = ended(again, environ, folder, until - time.monotonic())
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if not failed else []
-    return bench.compared(
-        precision, {"failed": failed, "metrics": [json.loads(line) for line in lines], "notes": []}
-    )
+    found = {"failed": failed, "metrics": [json.loads(line) for line in lines], "notes": []}
+    return {"model": MODEL, "preset": preset, "resumed": True, **bench.compared(precision, found)}
 
 
-def loaded(bench: Bench, precision: str, folder: Path, seconds: float) -> dict[str, Any]:
+def loaded(bench: Bench, precision: str, preset: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Whether transformers alone reads what was exported, and computes finite numbers."""
-    found = dsrun(bench.words(precision, "--preset", "zero3"), folder, seconds)
+    about = {"model": MODEL, "preset": preset, "exported": True}
+    found = dsrun(bench.words(precision, "--preset", preset), folder, seconds, bench.environ)
     if found["failed"]:
-        return {"failed": found["failed"]}
+        return {**about, "failed": found["failed"]}
     code = (
         "import sys, torch, transformers as t; m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]); "
         "assert m(torch.arange(3, 9)[None]).logits.isfinite().all()"
@@ -188,7 +224,7 @@ def loaded(bench: Bench, precision: str, folder: Path, seconds: float) -> dict[s
     failed, _ = ended(
         [sys.executable, "-c", code, str(folder / "run/model")], dict(os.environ), folder, seconds
     )
-    return {"failed": failed}
+    return {**about, "failed": failed}
 
 
 def reference(steps: int, folder: Path, seconds: float) -> dict[int, float]:
@@ -208,7 +244,12 @@ def main() -> None:
     results, clock = begin("works", given), Clock(given.budget)
     steps = TINY_STEPS if given.tiny else STEPS
     with tempfile.TemporaryDirectory(prefix="dsrun-works-") as name:
-        bench = Bench(steps, reference(steps, Path(name) / "reference", clock.left))
+        # One folder of compiled operators for all cases; the reference has dsrun's own, for a CPU.
+        operators = (given.keep or Path(name)).resolve() / "operators"
+        environ = {} if given.tiny else {"TORCH_EXTENSIONS_DIR": str(operators)}
+        kind = None if given.tiny else kinds.recognise(results.where.split(",")[0])
+        losses = reference(steps, Path(name) / "reference", clock.left)
+        bench = Bench(steps, losses, environ, kind.name if kind else None)
         results.add("cpu-reference", {"failed": "", "losses": dict(bench.reference)})
         chosen = wanted(cases(bench, tiny=given.tiny), given.only)
         carry_out(chosen, results, clock, Path(name))

@@ -198,9 +198,12 @@ def _context_of(words: Sequence[str]) -> click.Context:
 
 
 def _known(error: Exception) -> str | None:
-    """The message for faults that are no bug, wherever they strike: a full disk, a folder removed under a shell."""
+    """The message for faults that are no bug, wherever they strike: a full disk, a folder removed under a shell, a
+    package that is not installed."""
     from dsrun.files import is_full
 
+    if isinstance(error, ModuleNotFoundError) and (missing := _missing(error)):
+        return missing
     if is_full(error):
         return DISK_FULL
     try:
@@ -208,6 +211,26 @@ def _known(error: Exception) -> str | None:
     except FileNotFoundError:
         return FOLDER_REMOVED
     return None
+
+
+OWN_PACKAGES = {
+    "attr": "attrs", "jinja2": "jinja2", "jsonschema": "jsonschema",
+    "jsonschema_specifications": "jsonschema-specifications", "markupsafe": "markupsafe", "psutil": "psutil",
+    "pynvml": "nvidia-ml-py", "referencing": "referencing", "rich": "rich", "rpds": "rpds-py", "tomli": "tomli",
+    "yaml": "pyyaml",
+}  # fmt: skip
+"""Names by which dsrun's requirements and theirs are imported, and installed. Without click nothing gets here."""
+
+
+def _missing(error: ModuleNotFoundError) -> str | None:
+    """The message where one of dsrun's own requirements is not installed: pip with --no-deps leaves it so."""
+    package = OWN_PACKAGES.get((error.name or "").partition(".")[0])
+    if package is None:
+        return None
+    return (
+        f"{package} is not installed in {sys.prefix}, and dsrun needs it\n"
+        f"  {sys.executable} -m pip install {package}"
+    )
 
 
 def _say(text: str, code: int) -> int:

@@ -186,7 +186,7 @@ def run(
 
 def _summarise(result: dict[str, Any]) -> None:
     """Print the run's results, and the command that uses the model."""
-    click.echo(f"\nmodel       {result['model']}")
+    click.echo(f"\nmodel       {result['model'] or 'none, as asked for'}")
     if result["template_args"]:
         arguments = json.dumps(result["template_args"], ensure_ascii=False)
         echo_folded(
@@ -203,7 +203,8 @@ def _summarise(result: dict[str, Any]) -> None:
     names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
     echo_folded(f"run folder  {result['run_dir']}  ({there})", 12)
-    click.echo(f"use it      {_use(result)}")
+    if use := _use(result):
+        click.echo(f"use it      {use}")
 
 
 def _perplexity(result: dict[str, Any]) -> str:
@@ -229,9 +230,15 @@ def _best_text(result: dict[str, Any]) -> str:
 
 
 def _use(result: dict[str, Any]) -> str:
-    """The command that uses the model: with transformers alone, unless there is only an adapter."""
+    """The command that uses the model: with transformers alone, unless there is only an adapter. Without a model the
+    one that writes it; empty where no checkpoint is left, either."""
     from shlex import join
 
+    from dsrun.job.layout import whole_checkpoints
+
+    if result["model"] is None:
+        kept = whole_checkpoints(Path(result["run_dir"]))
+        return join(["dsrun", "export", result["run_dir"]]) if kept else ""
     if (Path(result["model"]) / "adapter_config.json").is_file():
         return join(["dsrun", "chat", result["run_dir"]])
     plain = result["perplexity"] is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dsrun.job.job import Job
 from dsrun.job.layout import ADAPTER, MODEL, ORIGINAL
+from dsrun.options.table import NO_EXPORT, WRITTEN_FORMATS
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,25 @@ def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:
     """Folders that a job's end writes, by kind, the one to look into first at the beginning.
 
     "model": the trained model, or the one that LoRA was trained on with it merged. "adapter": what was trained beside
-    the model. "model-chatglm": the model in the format that it came in.
+    the model. "model-chatglm": the model in the format that it came in. None at all where no model is asked for.
     """
+    if job.training.export_format == NO_EXPORT:
+        return {}
     kinds = [ADAPTER] if job.peft.freezes else []
     if job.peft.method != "ptuning" and job.training.export_format != ADAPTER:
         kinds = [MODEL, *kinds]
         if job.training.export_format == "chatglm":
             kinds.append(ORIGINAL)
     return {kind: run_dir / kind for kind in kinds}
+
+
+def with_format(job: Job, export_format: str | None) -> Job:
+    """The job with another format, None: its own. One that writes no model gets it in transformers' format."""
+    if export_format is None and job.training.export_format == NO_EXPORT:
+        export_format = WRITTEN_FORMATS[0]
+    if export_format is None:
+        return job
+    return dataclasses.replace(job, training=dataclasses.replace(job.training, export_format=export_format))
 
 
 def to_json(request: ExportRequest) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 from dsrun.options.declare import COUNT, OptionGroup, again, option
 from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import (
-    EXPORT_FORMATS,
     FORMS,
     PRECISIONS,
     TARGETS,
+    WRITTEN_FORMATS,
     BatchOptions,
     CheckpointOptions,
     ComputeOptions,
@@ -369,7 +369,7 @@ class ExportOptions(RestoreOptions, JsonOptions):
     )
     export_format: str | None = option(
         None, "chatglm: the format that the model came in. adapter: not the merged model.",
-        choices=EXPORT_FORMATS, default_text="the run's",
+        choices=WRITTEN_FORMATS, default_text="the run's",
     )  # fmt: skip
     push: str | None = option(
         None,

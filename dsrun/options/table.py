@@ -23,7 +23,10 @@ MICRO_BATCH_MEAN = "micro-batch-mean"
 """The loss for which it matters which examples share a micro batch."""
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
-EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
+NO_EXPORT = "none"
+"""The value that leaves the model unwritten: a run that measures, or one whose model `dsrun export` writes later."""
+WRITTEN_FORMATS = ("transformers", "chatglm", "adapter")
+EXPORT_FORMATS = (*WRITTEN_FORMATS, NO_EXPORT)
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
 FORMS = ("deepspeed", "accelerate", "fsdp")
@@ -410,7 +413,8 @@ class CheckpointOptions(OptionGroup):
     )
     export_format: str = option(
         "transformers",
-        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model. "
+        "none: no model; `dsrun export` writes it later, from a checkpoint.",
         choices=EXPORT_FORMATS,
     )
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from dsrun.errors import TrainingError
 from dsrun.job.job import Job
 from dsrun.job.layout import BEST, SAVE_REQUEST, STOP_WORD
-from dsrun.options.table import MICRO_BATCH_MEAN
+from dsrun.options.table import MICRO_BATCH_MEAN, NO_EXPORT
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned
@@ -213,12 +213,15 @@ class Trainer:
         last = self._save(total) if spec.writes_last(total) and start < total else resume_from
         self._evaluate(total)
         self._check_weights(total)
-        self.report.phase("writing the model")
-        folder, notes = export(self.engine, self.tokenizer, self.end_ids, self.job)
-        self.report.event("model", path=str(folder), template_args=served_with(self.job, self.tokenizer))
-        for note in notes:
-            self._note(note)
-        if last and not spec.keeps_last(total) and self.rank == 0:
+        exports = spec.export_format != NO_EXPORT
+        if exports:
+            self.report.phase("writing the model")
+            folder, notes = export(self.engine, self.tokenizer, self.end_ids, self.job)
+            self.report.event("model", path=str(folder), template_args=served_with(self.job, self.tokenizer))
+            for note in notes:
+                self._note(note)
+        # Without a model the last checkpoint is all that is left of the run.
+        if exports and last and not spec.keeps_last(total) and self.rank == 0:
             checkpoint.remove(last)
         self._score("after", PREDICTIONS)
         if self.rank == 0:

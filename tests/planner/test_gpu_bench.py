@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench/gpu"
-PARTS = ("works", "speed", "planned")
+PARTS = ("works", "speed", "planned", "many")
 GIB = 2**30
 
 
@@ -52,10 +55,31 @@ def test_each_case_is_kept_at_once_though_the_next_one_fails(part, results, tmp_
 
 def test_no_case_is_started_that_would_end_too_late(part, results, tmp_path):
     common = part("common")
-    clock = common.Clock(100)
-    clock.saw(101)
-    common.carry_out([common.Case("late", lambda *_: pytest.fail("it ran"))], results, clock, tmp_path)
-    assert kept(results)[0]["skipped"] == common.NO_TIME
+    late = common.Case("late", lambda *_: pytest.fail("it ran"), expected=101)
+    common.carry_out(
+        [late, common.Case("short", lambda *_: {}, expected=50)], results, common.Clock(100), tmp_path
+    )
+    assert [line.get("skipped") for line in kept(results)] == [common.NO_TIME, None]
+
+
+def test_a_case_whose_package_is_not_there_is_left_out(part, results, tmp_path):
+    common = part("common")
+    case = common.Case("attention-flash", lambda *_: pytest.fail("it ran"), lacks="flash-attn")
+    common.carry_out([case], results, common.Clock(100), tmp_path)
+    assert kept(results)[0]["failed"] == ""
+    assert kept(results)[0]["skipped"] == "flash-attn is not installed"
+
+
+def test_kernels_share_a_process_which_is_another_one_after_an_error(part):
+    child = part("common").Child()
+    try:
+        first = child(os.getpid)
+        assert child(os.getpid) == first != os.getpid()
+        with pytest.raises(ValueError, match="invalid literal"):
+            child(int, "x")
+        assert child(os.getpid) != first
+    finally:
+        child.end()
 
 
 def test_a_command_that_hangs_is_ended_with_all_it_started(part, tmp_path, capsys):
@@ -78,14 +102,14 @@ def test_the_largest_rank_counts(part, tmp_path):
 
 def commands(part) -> dict[str, list[str]]:
     """Case -> what it has finetune do, of all parts."""
-    works, speed, planned = map(part, PARTS)
+    works, speed, planned, many = map(part, PARTS)
     model = speed.Model("m", Path("/m"), 10, 9, 2, 8)
     bench, rows = works.Bench(12, {}), Path("/rows.jsonl")
     ways = {**works.WAYS, "tokens": works.BY_TOKENS}
     ways |= {preset: ("--preset", preset) for preset in works.PRESETS}
     ways |= {name: ("--attention", name) for name in works.ATTENTION}
     found = {name: bench.words("bf16", *words) for name, words in ways.items()}
-    found |= {run.name: run.words(model, rows, "bf16", 10) for run in speed.RUNS}
+    found |= {run.name: run.words(model, rows, "bf16", 10) for run in (*speed.RUNS, *many.RUNS)}
     runs = planned.combinations(list(planned.MODELS), planned.PRESETS, (1, 4))
     return found | {run.name: planned.words(run, "bf16", 6, rows) for run in runs}
 
@@ -140,8 +164,9 @@ def test_a_step_of_other_examples_is_asked_for_finite_losses_alone(part):
 def test_every_case_has_a_name_of_its_own(part):
     works, speed = part("works"), part("speed")
     found = [case.name for case in works.cases(works.Bench(2, {1: 5.0}), tiny=True)]
-    bench = speed.Bench(speed.Model("m", Path("/m"), 10, 9, 2, 8), "fp32", 4, None)
-    found += [case.name for case in (*speed.kernel_cases("cpu"), *speed.run_cases(bench, tiny=True))]
+    bench = speed.Bench(None, "fp32", 4, None)
+    found += [case.name for case in (*speed.kernel_cases("cpu", None), *speed.run_cases(bench, tiny=True))]
+    found += [case.name for case in part("many").cases(part("many").Bench(bench, 2), "cpu")]
     assert len(found) > 35
     assert len(set(found)) == len(found)
 
@@ -151,8 +176,14 @@ def test_a_tokens_arithmetic(part):
     model = part("speed").Model("llama-7b", Path("/m"), 6_738_415_616, 6_607_343_616, 32, 4096)
     row = 100
     assert model.flops(row) == pytest.approx(6 * model.multiplied + 3 * 4 * 32 * 4096 * row * row / 2 / row)
-    bench = part("speed").Bench(model, "bf16", 10, 400e12)
-    assert bench.judged(16_000, 2.0, row, {})["mfu"] == pytest.approx(8_000 * model.flops(row) / 400e12)
+    frozen = model.flops(row) - model.flops(
+        row, frozen=True
+    )  # LoRA's backward has one product less with each weight
+    assert frozen == pytest.approx(2 * model.multiplied)
+    bench = part("speed").Bench(None, "bf16", 10, 400e12)
+    assert bench.judged(model.flops(row), 16_000, 2.0, {})["mfu"] == pytest.approx(
+        8_000 * model.flops(row) / 400e12
+    )
 
 
 def test_files_hold_every_weight_once(part):
@@ -215,7 +246,7 @@ def test_the_page_says_which_card_and_when_or_not_yet(part):
 
 def test_the_page_has_the_figures(part):
     page = part("page")
-    run = line("speed/7b-4k", tokens_per_second=9000.0, mfu=0.412, gpu_allocated_bytes=100 * GIB)
+    run = line("speed/8b-widths-4k", tokens_per_second=9000.0, mfu=0.412, gpu_allocated_bytes=100 * GIB)
     plan = line(
         "planned/100m-ddp-1",
         off=0.1,
@@ -224,9 +255,53 @@ def test_the_page_has_the_figures(part):
         step_seconds=0.5,
     )
     text = page.text([run, plan, line("speed/adam-torch-fused", seconds=0.002)])
-    assert "| 7b-4k | 9,000 | 41.2% | 100.00 |" in text
+    assert "| 8b-widths-4k | 9,000 | 41.2% | 100.00 |" in text
     assert "| 100m-ddp-1 | 11.00 | 10.00 | **+10.0%** |  | 0.500 |" in text
     assert "| adam-torch-fused | 2.00 |" in text
+
+
+def test_a_card_joins_what_ran_of_a_model_and_a_preset(part):
+    page = part("page")
+    about = {"model": "llama-tiny", "preset": "zero2"}
+    lines = [
+        line("works/zero2", **about, set_up="zero2", difference=2e-3, tolerance=1e-2, gpu_allocated_bytes=2 * GIB,
+             planned_allocated_bytes=3 * GIB, step_seconds=0.5, planned_step_seconds=0.25),
+        line("works/killed-and-resumed-zero2", **about, resumed=True, failed="other losses"),
+        line("works/export-loads-zero2", **about, exported=True),
+        line("works/zero3", model="llama-tiny", preset="zero3", difference=1e-3, tolerance=1e-2),
+    ]  # fmt: skip
+    cards = page.cards_of(page.newest(lines).values())
+    assert set(cards) == {"llama-tiny-zero2-nvidia-x.md", "llama-tiny-zero3-nvidia-x.md"}
+    _, text = cards["llama-tiny-zero2-nvidia-x.md"]
+    assert "| losses against a CPU's in fp32 | zero2 | 2.0e-03 apart at most (1e-02 allowed) |" in text
+    assert "2 GiB, plan 3 (+50.0%)" in text and "0.5 s, plan 0.25 (-50.0%)" in text
+    assert "| model FLOPs utilisation | | not yet |" in text
+    assert "| kill -9 and resume | killed-and-resumed-zero2 | **other losses** |" in text
+    assert "transformers loads it" in text
+    assert "(cards/llama-tiny-zero2-nvidia-x.md)" in page.text(lines)
+
+
+def test_the_wheels_are_all_that_setup_cfg_asks_for():
+    """names.txt is made of these lists: what dsrun needs, less what a machine for training has."""
+    script = (BENCH / "make_wheels.sh").read_text(encoding="utf-8")
+    lists = re.findall(r'^(?:deepspeed|own|scores|curve|with_its_own|built)="([^"]*)"', script, re.MULTILINE)
+    assert len(lists) == 6
+    wheels = {plain(word) for words in lists for word in words.split()}
+    config = configparser.ConfigParser()
+    config.read(BENCH.parents[1] / "setup.cfg", encoding="utf-8")
+    asked = config["options"]["install_requires"], config["options.extras_require"]["train"]
+    needed = {
+        plain(row) for rows in asked for row in rows.splitlines() if row and "python_version" not in row
+    }
+    there = {"torch", "transformers", "accelerate", "peft", "safetensors", "pyyaml"}
+    left_out = {"datasets", "hyperscan"}  # dsrun does without them
+    assert needed - wheels == there | left_out
+    assert {"referencing", "rpds-py", "jsonschema-specifications", "attrs"} <= wheels  # jsonschema's own
+
+
+def plain(requirement: str) -> str:
+    """The name that a requirement has in an index."""
+    return re.split(r"[<>=;\[ ]", requirement)[0].replace("_", "-").lower()
 
 
 def test_the_page_is_that_of_the_results(part):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
 from dsrun.job import export_request
 from dsrun.job.checkpoints import named_checkpoint, step_of
-from dsrun.job.export_request import ExportRequest, export_folders
+from dsrun.job.export_request import ExportRequest, export_folders, with_format
 from dsrun.job.job import Job
 from dsrun.job.layout import NOT_FINITE, ORIGINAL, PREFIX
 from dsrun.jobs.runs.helper_process import result_of
@@ -22,11 +21,8 @@ PROCESS = "dsrun.training.export_process"
 
 
 def job_of(run: Run, export_format: str | None) -> Job:
-    """The run's job, with the format that the user names."""
-    job = run.job
-    if export_format is None:
-        return job
-    return replace(job, training=replace(job.training, export_format=export_format))
+    """The run's job, with the format that the user names. A run that wrote no model gets it in transformers' format."""
+    return with_format(run.job, export_format)
 
 
 def request(

@@ -31,6 +31,7 @@ from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
 from dsrun.jobs.supervision.preparation import run_step, without_fused_adam
 from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
+from dsrun.options.table import NO_EXPORT
 from dsrun.words import counted
 
 SMALL_BYTES = 4 << 20
@@ -72,7 +73,12 @@ def carry_out(
             _prepare(job, commands, {**environ, **commands.env}, say)
         restarts = run_ranks(job, environ, say, view, options=options, resume=resume is not None)
         if isinstance(job, Job):
-            result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
+            exports = job.training.export_format != NO_EXPORT
+            result = {
+                **result_of(run_dir, exports=exports),
+                "predicted": job.prediction,
+                "measured": measured(run_dir, job),
+            }
         else:
             result = {
                 "run_dir": job.run_dir,
@@ -298,8 +304,8 @@ def _first_and_last(by_step: Mapping[int, float]) -> dict[str, float] | None:
     return {"first": by_step[min(by_step)], "last": by_step[max(by_step)]} if by_step else None
 
 
-def result_of(run_dir: Path) -> dict[str, Any]:
-    """The result of a fine-tune, from its folder: model, losses, scores, steps."""
+def result_of(run_dir: Path, *, exports: bool = True) -> dict[str, Any]:
+    """The result of a fine-tune, from its folder: model (None where none was asked for), losses, scores, steps."""
     events = run_folder.Follower(run_dir / EVENTS).lines()
     metrics = run_folder.Follower(run_dir / METRICS).lines()
     losses = [line for line in metrics if "loss" in line]
@@ -307,13 +313,13 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     perplexities = {line["step"]: line["eval_perplexity"] for line in metrics if "eval_perplexity" in line}
     scored = [event for event in events if event["event"] == "scores"]
     models = [event for event in events if event["event"] == "model"]
-    if not models:
+    if exports and not models:
         raise JobFailedError([Problem("every rank finished, and none wrote a model", str(run_dir))], 1)
     last = losses[-1] if losses else {"step": 0, "loss": None, "skipped": 0}
     return {
         "run_dir": str(run_dir),
-        "model": models[-1]["path"],
-        "template_args": models[-1].get("template_args", {}),
+        "model": models[-1]["path"] if models else None,
+        "template_args": models[-1].get("template_args", {}) if models else {},
         "steps": last["step"],
         "loss": last["loss"],
         "best": _best(run_dir, evals),

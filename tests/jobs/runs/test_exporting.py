@@ -70,6 +70,15 @@ def test_what_is_written(method, export_format, own, elsewhere, make_run, tmp_pa
     assert asked(run, output=tmp_path / "new").folders == {elsewhere: str(tmp_path / "new")}
 
 
+def test_a_run_that_wrote_no_model_gets_it_later(make_run):
+    run = make_run(method="lora", export_format="none")
+    assert export_request.export_folders(run.job, run.path) == {}
+    assert list(exporting.request(run, exporting.job_of(run, None), None, None).folders) == [
+        "model",
+        "adapter",
+    ]
+
+
 def test_another_format(make_run):
     run = make_run(method="lora")
     assert list(exporting.request(run, exporting.job_of(run, "adapter"), None, None).folders) == ["adapter"]

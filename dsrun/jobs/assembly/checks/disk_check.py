@@ -19,6 +19,7 @@ from dsrun.jobs.assembly.checks.optimizers import planned
 from dsrun.jobs.assembly.planning.setups import of_job, peft_fields
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
+from dsrun.options.table import NO_EXPORT
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.setup import Setup
@@ -104,6 +105,8 @@ def _trained(setup: Setup) -> Setup:
 
 def _exported(job: Job, setup: Setup) -> int:
     """The exported model; beside LoRA's adapter the whole one, in the type of the model that it came from."""
+    if job.training.export_format == NO_EXPORT:
+        return 0
     alone = job.peft.method == PREFIX or job.training.export_format == "adapter"
     if not job.peft.freezes or alone:
         return model_bytes(setup)
