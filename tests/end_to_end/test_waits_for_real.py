@@ -24,7 +24,7 @@ ON_HOST = ("data/batches.py", "optim/optimizer.py _get_value")
 fused one, which ranks on GPUs have, keeps on the device."""
 MASK = "__bool__ in transformers/masking_utils.py find_packed_sequence_indices"
 NORM = "__bool__ in runtime/utils.py is_invalid_grad_norm"
-OWN = {"tolist in training/loop.py _read": 1}
+OWN = {"tolist in training/loop.py _on_host": 1}
 EXPECTED = {
     "zero2": {MASK: ACCUMULATION, NORM: 2, **OWN},
     "zero3": {MASK: ACCUMULATION, NORM: 1, **OWN},
