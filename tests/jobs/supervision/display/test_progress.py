@@ -150,6 +150,7 @@ def terminal(monkeypatch, now):
     from rich.console import Console
 
     output = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")  # where the tests run with TERM=dumb, rich moves no line
 
     def on_paper(*, stderr: bool, **options):
         assert stderr, "talk goes to stderr"
