@@ -151,13 +151,12 @@ def run(
     away: Detached | None = None,
 ) -> None:
     """Carry a job out (_running.run_job), with a view of its progress."""
-    import sys
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
-    from dsrun.jobs.supervision.display.progress import LiveView, PlainView
+    from dsrun.jobs.supervision.display.progress import LiveView, PlainView, moves_lines
 
     run_dir = Path(job.run_dir)
     if away:
@@ -169,7 +168,7 @@ def run(
         f"{job.step_size} a step"
     )
     say(folded(summary, screen_width(err=True), 4))
-    view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
+    view = LiveView(run_dir) if moves_lines() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_job(
         job,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -130,6 +132,11 @@ class PlainView(AbstractContextManager["PlainView"]):
         if self.meter.metrics(line) and (now - self._told_at >= PLAIN_EVERY_S or last):
             self.say(self.meter.text())
             self._told_at = now
+
+
+def moves_lines() -> bool:
+    """Whether stderr is a terminal that can move a line. On one without that (TERM=dumb) rich would draw nothing."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class LiveView(PlainView):

@@ -344,7 +344,7 @@ def test_a_train_job_is_what_trainers_own_classes_hold(made):
     assert yaml.safe_load(render(made)) == made
 
 
-@pytest.mark.parametrize(("made", "first"), zip(TRAIN_JOBS, [MANIFESTS[0], MANIFESTS[2]], strict=True))
+@pytest.mark.parametrize(("made", "first"), list(zip(TRAIN_JOBS, [MANIFESTS[0], MANIFESTS[2]], strict=True)))
 def test_its_pods_are_those_of_a_pytorchjob(made, first):
     runtime, job = made["items"]
     ((replicated,),) = [runtime["spec"]["template"]["spec"]["replicatedJobs"]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 
@@ -222,3 +223,12 @@ def test_steps_from_before_a_run_was_continued_are_not_told_again():
     assert not meter.metrics({**line, "step": 6})
     assert meter.metrics({**line, "step": 7})
     assert meter.step == 7
+
+
+@pytest.mark.parametrize(
+    ("term", "there", "moves"), [("xterm", True, True), ("dumb", True, False), ("xterm", False, False)]
+)
+def test_a_line_moves_where_the_terminal_can(monkeypatch, term, there, moves):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: there, raising=False)
+    assert progress.moves_lines() == moves
