@@ -26,6 +26,7 @@ from planner_cpu import Case, setup_of, write_model, write_rows
 
 from dsrun.job.job import Job
 from dsrun.jobs.assembly.planning.setups import of_job
+from dsrun.models.liger import CHUNK_TOKENS
 from dsrun.planner import gpus as kinds
 from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.host_memory import host_memory
@@ -87,7 +88,7 @@ def judge(run: Run, job: Job, hardware: Hardware | None) -> dict[str, Any]:
     """The plan of a run, in bytes and seconds. hardware: None where it is no known kind."""
     base = replace(
         setup_of(run.case, {}, gpus=1), checkpointing=int(run.checkpointing), precision=job.precision,
-        fused_loss=job.training.liger,
+        fused_loss=job.training.liger, fused_tokens=CHUNK_TOKENS,
     )  # fmt: skip
     setup = of_job(job.ds_config, base, job.fsdp)
     plan = gpu_memory(setup)

@@ -27,6 +27,11 @@ GATED = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}
 """The activation that a gated layer's kernel computes: others are left as they are."""
 
 
+CHUNK_TOKENS = 2048
+"""Tokens whose logits dsrun has its loss hold at once, about: 0.5 GiB of them in 16 bits for a vocabulary of 128,000.
+By itself it takes vocabulary / hidden chunks, however few tokens there are."""
+
+
 def fuses_loss(model_type: str | None) -> bool:
     """Whether liger-kernel's loss is used for a network. ChatGLM's original checkpoints are computed as glm."""
     return model_type in LOSS

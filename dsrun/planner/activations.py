@@ -44,7 +44,8 @@ def logits(setup: Setup) -> float:
 
     transformers makes all logits at once. A fused linear cross-entropy (liger-kernel's
     ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
-    logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. A loss in
+    logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. dsrun
+    names the size of a piece in its jobs (training/models/kernels.py: chunk_budget). A loss in
     tiles does the same with pieces of a given size, in torch: it holds a piece as long as the whole one otherwise, and
     sums the weights' gradient in fp32 (training/models/tiling.py).
     """
@@ -56,7 +57,7 @@ def logits(setup: Setup) -> float:
     if not setup.fused_loss:
         piece = setup.logits_bytes * min(tokens, setup.tile) * shape.vocab
         return float(piece + width * tokens * shape.hidden + (4 + width) * head)
-    rows = min(
+    rows = min(tokens, setup.fused_tokens) or min(
         tokens, 2 ** math.ceil(math.log2(max(1.0, tokens / math.ceil(shape.vocab / max(1, shape.hidden)))))
     )
     return float(width * (shape.vocab * rows + tokens * shape.hidden + head))

@@ -96,6 +96,8 @@ class Setup:
     """Bytes per logit, see LOGITS."""
     fused_loss: bool = False
     """Output layer and loss are one kernel (Liger), which never holds all logits."""
+    fused_tokens: int = 0
+    """Tokens whose logits that kernel holds at once; 0: as many as it takes by itself."""
     tile: int = 0
     """Tokens that the loss and each MLP take at a time, so that no others are held for backward; 0: all at once."""
     fused_adam: bool = True

@@ -215,6 +215,9 @@ def test_logits_at_once_and_fused():
     fused = replace(whole, fused_loss=True, method="lora", adapters=1)
     assert logits(fused) == 2 * (128256 * 256 + 8192 * 4096)
     assert logits(replace(whole, fused_loss=True)) - logits(fused) == 2 * 128256 * 4096
+    # dsrun's own jobs have it take more at once.
+    assert logits(replace(fused, fused_tokens=2048)) == 2 * (128256 * 2048 + 8192 * 4096)
+    assert logits(replace(fused, fused_tokens=2048, seq_len=500)) == 2 * (128256 * 500 + 500 * 4096)
 
 
 def test_roles():

@@ -17,7 +17,7 @@ import torch
 
 from dsrun.errors import DsrunError
 from dsrun.job.job import Job
-from dsrun.models.liger import fuses_loss, parts
+from dsrun.models.liger import CHUNK_TOKENS, fuses_loss, parts
 from dsrun.models.transformers_code import CAPPED, SDPA
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen
@@ -243,10 +243,6 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
 
     head.forward, inner.forward = head_forward, forward
     return ""
-
-
-CHUNK_TOKENS = 2048
-"""Tokens whose logits are held at once, about: 0.5 GiB of them in 16 bits for a vocabulary of 128,000."""
 
 
 def chunk_budget(tokens: int, weight: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from dsrun.config.presets.sources import strategy
 from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.plan_target import PlanTarget
 from dsrun.models.adapters import PREFIX, names_tensors
+from dsrun.models.liger import CHUNK_TOKENS
 from dsrun.options.commands import PlanOptions
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import PeftOptions
@@ -63,6 +64,7 @@ def base_setup(
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
+        fused_tokens=CHUNK_TOKENS,
         tile=options.tile_tokens or 0,
         example=example if options.packing else 0,
         **peft_fields(peft or options, shape),
