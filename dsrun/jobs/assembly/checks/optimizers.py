@@ -210,20 +210,18 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     """Why torch's own AdamW takes the place of DeepSpeed's fused one; empty where it doesn't.
 
     Both compute the same in one kernel, and DeepSpeed's takes a minute to compile, on GPUs with nvcc only. Nothing
-    changes where the config says which it is to be, or what only DeepSpeed's takes, unless that can't be compiled.
+    changes where the config says which it is to be, or what only DeepSpeed's takes.
     """
     from dsrun.cluster import extensions
 
     if extensions.needed(ds_config) != ["fused_adam"]:
         return ""
-    plain = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
-    if accelerator == "cpu":
-        return NOTHING_COMPILED if plain else ""
-    if accelerator != "cuda":
+    takes_all = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
+    if not takes_all or accelerator not in {"cpu", "cuda"}:
         return ""
     # Without ZeRO it gets another wrapper in 16 bits (see `refusals`), whose scaling of fp16's losses is another one.
-    alike = plain and (zero_stage(ds_config) or tree.get(ds_config, "fp16.enabled") is not True)
-    return NOTHING_COMPILED if alike else extensions.nvcc_fault(os.environ)
+    unlike = not zero_stage(ds_config) and tree.get(ds_config, "fp16.enabled") is True
+    return extensions.nvcc_fault(os.environ) if unlike and accelerator == "cuda" else NOTHING_COMPILED
 
 
 def torch_adam(accelerator: str) -> tuple[str, ...]:
