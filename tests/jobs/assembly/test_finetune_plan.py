@@ -252,6 +252,20 @@ def test_torchs_adam_is_taken_where_it_is_alike(monkeypatch, train_file, changed
     assert any("nvcc" in note for note in planned_job.notes) == noted
 
 
+def test_a_short_disk_takes_the_model_alone(machine, train_file, monkeypatch):
+    """As a first try of a large model has it: the checkpoints would take seven times as much."""
+    from dsrun.jobs.assembly.checks import disk_check
+
+    whole = plan(asked(train_file=train_file, max_steps=40), machine, {}).job
+    model = disk_check.need_of(whole, disk_check.setup_of(whole), 40).model_bytes
+    monkeypatch.setattr(disk_check, "free_bytes", lambda folder: model)
+    planned_job = plan(asked(train_file=train_file, max_steps=40), machine, {})
+    training = planned_job.job.training
+    assert (training.save_steps >= 40, training.last_checkpoint) == (True, False)
+    assert planned_job.job.origins["options"]["last_checkpoint"].startswith("derived: ")
+    assert any("only the model" in note for note in planned_job.notes)
+
+
 # What is wrong
 
 
