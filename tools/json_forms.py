@@ -393,6 +393,8 @@ class Finetune(TypedDict):
     perplexity: Ends | None
     scores: dict[str, dict[str, float]]
     template_args: Annotated[dict[str, Any], "variables with which the chat template asks as in training"]
+    answered: Annotated[dict[str, dict[str, int | None]], "at each time: rows answered, and of how many"]
+    worse: Annotated[bool, "whether the loss ended above where it began"]
     example_prompt: Annotated[Any, "the prompt whose answers were shown, or null"]
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]

@@ -74,7 +74,7 @@ def _show(run: Run) -> None:
 
 def _head(run: Run, steps: str, starts: str) -> None:
     """The lines that begin each run. steps, starts: its progress, and how often it was started, in words."""
-    state = f"{run.state}: {printable(run.why)}" if run.why else run.state
+    state = f"{run.state}: {printable(run.why)}" if run.why else run.state_text
     _line("run", printable(str(run.path)))
     times = f"started {time_text(run.started)}, took {span_text(run.seconds)}"
     _line("state", f"{state}{steps}; {times}{starts}")

@@ -350,7 +350,10 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     prompt: str | None = option(
         None, "One question, one answer; -: the question is what stdin holds.", metavar="TEXT"
     )
-    system: str | None = option(None, "What the model is told before the conversation.", metavar="TEXT")
+    system: str | None = option(
+        None, "What the model is told before the conversation.", metavar="TEXT",
+        default_text="the text that all of the run's training rows had",
+    )  # fmt: skip
     max_new_tokens: int = option(512, "Tokens of an answer, at most.", at_least=1)
     seed: int | None = option(None, "Decides what is drawn.", at_least=0)
     adapter: Path | None = option(

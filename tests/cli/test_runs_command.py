@@ -84,7 +84,7 @@ def carried(monkeypatch):
         return {
             "model": "m", "best": None, "eval_loss": None, "perplexity": None,
             "scores": {}, "run_dir": job.run_dir, "example_prompt": None, "template_args": {},
-            "measured": took, "predicted": None,
+            "measured": took, "predicted": None, "answered": {}, "worse": False,
         }  # fmt: skip
 
     monkeypatch.setattr(run, "carry_out", carry_out)
