@@ -93,12 +93,10 @@ def _state(run: Summary) -> str:
 
 def _score(run: Summary) -> str:
     """The score of the answers after training, with what to hold it against."""
-    from dsrun.jobs.runs.outcome import main_score
-
-    if not run.score:
+    if run.score is None:
         return ""
-    name, value, beside = main_score(run.score)
-    return f"{name} {value}" + (f" ({beside})" if beside else "")
+    beside = f" ({run.score.beside})" if run.score.beside else ""
+    return f"{run.score.name} {run.score.value:.2f}{beside}"
 
 
 def _row(run: Summary) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dsrun.job.layout import DATA_REPORT, EVENTS, METRICS
 from dsrun.job.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
-from dsrun.jobs.runs.outcome import AFTER, Answer, answers, main_score
+from dsrun.jobs.runs.outcome import AFTER, Answer, answers
 from dsrun.jobs.runs.past_runs import WORSE, Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
@@ -205,8 +205,8 @@ def _tiles(line: Summary, columns: StepColumns) -> list[Tile]:
     if evals:
         tiles.append(Tile("Evaluation loss", loss_text(evals[-1][1]), f"from {loss_text(evals[0][1])}"))
     if line.score:
-        name, value, beside = main_score(line.score)
-        tiles.append(Tile(name[0].upper() + name[1:], value, beside))
+        name = line.score.name
+        tiles.append(Tile(name[0].upper() + name[1:], f"{line.score.value:.2f}", line.score.beside))
     if line.tokens_per_second:
         tiles.append(Tile("Tokens a second", f"{line.tokens_per_second:,.0f}", "over the last steps"))
     if line.memory_bytes is not None:

@@ -33,6 +33,21 @@ class Answer:
     after: str
 
 
+@dataclass(frozen=True)
+class Score:
+    """A score of answers, in percent."""
+
+    name: str
+    value: float
+    majority: float | None
+    """What always giving the commonest class would score; None for texts."""
+
+    @property
+    def beside(self) -> str:
+        """What the value is to be held against, in words; empty where there is nothing."""
+        return "" if self.majority is None else f"majority {self.majority:.2f}"
+
+
 def answers(run_dir: Path, most: int) -> list[Answer]:
     """The first answers to held-out prompts, those of the untrained model beside them where there are any.
 
@@ -60,14 +75,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
 
 
-def main_score(scores: Mapping[str, float]) -> tuple[str, str, str]:
-    """The score that a reader looks for first: its name, its value, and what to hold it against (or nothing).
-
-    scores: those of dsrun/training/metrics.py, in percent, of which there is one at least.
-    """
+def main_score(scores: Mapping[str, float]) -> Score:
+    """The score that a reader looks for first. scores: those of dsrun/training/metrics.py, one at least."""
     name = next((name for name in MAIN_SCORES if name in scores), next(iter(scores)))
-    beside = f"majority {scores[MAJORITY]:.2f}" if MAJORITY in scores and name != MAJORITY else ""
-    return name.upper() if name.startswith("rouge") else name, f"{scores[name]:.2f}", beside
+    shown = name.upper() if name.startswith("rouge") else name
+    return Score(shown, scores[name], scores.get(MAJORITY))
 
 
 def is_worse(losses: Sequence[float | None], eval_losses: Sequence[float | None]) -> bool:

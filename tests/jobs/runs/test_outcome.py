@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 
 from dsrun.errors import UnfitFileError
-from dsrun.jobs.runs.outcome import AFTER, answers, is_worse, main_score
+from dsrun.jobs.runs.outcome import AFTER, Score, answers, is_worse, main_score
 
 WORSE = {
     "held-out rows": ([8.0, 7.0, 6.0], [7.5, 7.6]),
@@ -39,9 +39,10 @@ def test_a_run_that_did_not(name):
 
 def test_classes_are_held_against_the_commonest_one():
     scores = {"exact-match": 49.0, "accuracy": 49.0, "macro-f1": 40.0, "majority": 51.0}
-    assert main_score(scores) == ("accuracy", "49.00", "majority 51.00")
-    assert main_score({"rouge-1": 20.0, "rouge-l": 25.071}) == ("ROUGE-L", "25.07", "")
-    assert main_score({"own": 1.0}) == ("own", "1.00", "")
+    assert main_score(scores) == Score("accuracy", 49.0, 51.0)
+    assert main_score(scores).beside == "majority 51.00"
+    assert main_score({"rouge-1": 20.0, "rouge-l": 25.071}) == Score("ROUGE-L", 25.071, None)
+    assert main_score({"own": 1.0}) == Score("own", 1.0, None)
 
 
 def test_answers_beside_what_was_expected(tmp_path):
