@@ -267,12 +267,26 @@ def _stage3(setup: Setup) -> dict[str, float]:
 
 
 def _fsdp(setup: Setup) -> dict[str, float]:
-    """ZeRO-3's without its buckets: the layer at work and the next gathered, and the share of the gradients."""
+    """The parts that are gathered at one time, and the share of the gradients with the part that is reduced.
+
+    Parts are the embedding, a layer, the output layer; a tied embedding stays with the model. torch gathers a part into
+    one flat tensor and copies its weights out of it, while the next part is gathered. Reducing one takes its gradients,
+    in the type that is computed with, and their flat fp32 copy; by then its own weights are gone.
+    """
     width, whole = setup.computed_bytes, _gradient_bytes(setup)
+    layer, embedding, tied = setup.shape.layer_parameters, setup.shape.embedding, setup.shape.tied
+    large = max(layer, embedding)
+    parts = 2 * large + layer
+    if tied:
+        parts = 2 * embedding + (3 if layer > embedding else 2) * layer
+    gathered = float(width * parts)
     gradients = 0.0 if setup.offloads else whole / setup.shards
+    reduced = large if setup.method == "full" else embedding if setup.copies else 0
+    beside = 2 * layer if tied or layer > embedding else 0
+    at_end = gradients + (4 + width) * reduced + width * (beside + (embedding if tied else 0))
     passing = {
-        "gathered": 2.0 * width * max(setup.shape.layer_parameters, setup.shape.embedding),
-        "gradients": gradients + width * setup.shape.layer_parameters,
+        "gathered": gathered,
+        "gradients": max(gradients, at_end - AT["end"]["gathered"] * gathered),
         "step": 0.0 if setup.offloads else gradients + _unfused_bytes(setup) * setup.share,
     }
     carried = whole if setup.whole_gradients else gradients

@@ -31,15 +31,7 @@ def main() -> None:
     try:
         run(job, report, resume=arguments.resume)
     except BaseException as error:
-        if isinstance(error, TrainingError):
-            logging.getLogger(__name__).error("%s", error)
-        else:
-            logging.getLogger(__name__).exception("rank %d failed", rank)
-        report.failed(error)
-        report.close_trackers(failed=True)
-        # A clean shutdown would wait for the other ranks, which wait for this one.
-        sys.stderr.flush()
-        os._exit(1)
+        _give_up(report, error)
     all_sent = report.close_trackers()
     if not report.ended:
         report.finished()
@@ -51,6 +43,20 @@ def main() -> None:
     os._exit(0)
 
 
+def _give_up(report: Report, error: BaseException) -> None:
+    """Write down why this rank fails, and end the process."""
+    logger = logging.getLogger(__name__)
+    if isinstance(error, TrainingError):
+        logger.error("%s", error)
+    else:
+        logger.error("rank %d failed", report.rank, exc_info=error)
+    report.failed(error)
+    report.close_trackers(failed=True)
+    # A clean shutdown would wait for the other ranks, which wait for this one.
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def run(job: Job, report: Report, *, resume: bool) -> None:
     """Do all of this rank's work, from the imports to the last score."""
     report.phase("loading libraries")
@@ -58,12 +64,29 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     import torch
 
     from dsrun.training.barrier import barrier
-    from dsrun.training.engines import backend_of
 
-    backend_of(job).connect()
+    _meet(job, report)
     train(job, report, resume=resume)
     barrier()
     torch.distributed.destroy_process_group()
+
+
+def _meet(job: Job, report: Report) -> None:
+    """Connect this rank with the others. Raises TrainingError where some don't come or nothing gets through."""
+    import torch
+
+    from dsrun.training.engines import backend_of
+    from dsrun.training.meeting import Meeting
+
+    meeting = Meeting(job, lambda text: report.event("note", text=text))
+    report.phase("meeting the other ranks")
+    meeting.arrive()
+    on_gpu = job.accelerator == "cuda"
+    with meeting.watched(lambda error: _give_up(report, error)):
+        backend_of(job).connect()
+        meeting.exchange(
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+        )
 
 
 LIBRARIES = ("dsrun.training.loop", "transformers.modeling_utils")

@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
 from dsrun.jobs.assembly import fsdp, plan_target
 from dsrun.jobs.assembly.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
-from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
+from dsrun.jobs.assembly.checks.optimizers import NOTHING_COMPILED, TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.assembly.finetune import layout
 from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
@@ -82,7 +82,7 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     config = unchecked_config(preset, config_options(requested, strategy))
     if requested.options.optimizer == ADAMW and (why := why_torch_adam(config, accelerator)):
         strategy = replace(strategy, overrides=dict.fromkeys(torch_adam(accelerator), why))
-        if accelerator == "cuda":
+        if why != NOTHING_COMPILED:
             findings.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
             )
