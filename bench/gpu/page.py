@@ -67,6 +67,10 @@ ITEMS = (
     Item("a budget of tokens (`--tokens-per-batch`)", ("works/tokens-per-batch",),
          "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
     Item("kill -9 and resume", ("works/killed-and-resumed-",), "the losses of an undisturbed run, on CPU ranks"),
+    Item("checkpoints written beside the training (`--async-save`)",
+         ("works/zero2-async-save", "works/fsdp-async-save", "works/killed-and-resumed-async-save"),
+         "the bytes and losses of checkpoints that are waited for, on two CPU ranks; kill -9 and a full disk in the "
+         "middle of one: full lane"),
     Item("the export, file by file, read by transformers", ("works/export-loads-",), EXPORTED),
     Item("FSDP's copies across hosts", (), "losses and weights, on four CPU ranks"),
     Item("preset `zero3-hpz`", (),

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -43,6 +43,8 @@ WAYS = {
     "zero2-offloaded-activations": ("--preset", "zero2", "--activation-checkpointing", "offload"),
     "zero2-compile": ("--preset", "zero2", "--compile"),
     "fsdp-compile": ("--preset", "fsdp", "--compile"),
+    "zero2-async-save": ("--preset", "zero2", "--async-save"),
+    "fsdp-async-save": ("--preset", "fsdp", "--async-save"),
     "zero2-fused-torch-adam": (
         "--preset", "zero2", "--set", "optimizer.params.torch_adam=true", "--set", "optimizer.params.fused=true",
     ),
@@ -144,6 +146,8 @@ def cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
     for preset in TRUSTED:
         yield Case(f"killed-and-resumed-{preset}", partial(resumed, bench, half, preset), expected=2 * RUN_S)
         yield Case(f"export-loads-{preset}", partial(loaded, bench, half, preset), expected=1.5 * RUN_S)
+    beside = partial(resumed, bench, half, "zero2", more=("--async-save",))
+    yield Case("killed-and-resumed-async-save", beside, expected=2 * RUN_S)
     yield bench.case("fp16", "--preset", "zero2", precision="fp16")
     for name in ATTENTION:
         words = ("--preset", "zero2", "--attention", name)
@@ -185,14 +189,16 @@ def without(program: str) -> dict[str, str]:
     return {"PATH": os.pathsep.join(folders), "CUDA_HOME": "/nowhere"}
 
 
-def resumed(bench: Bench, precision: str, preset: str, folder: Path, seconds: float) -> dict[str, Any]:
+def resumed(
+    bench: Bench, precision: str, preset: str, folder: Path, seconds: float, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """Kill -9 of the rank once a checkpoint is there, and on from that."""
     run, until = folder / "run", time.monotonic() + seconds
     argv = [
         sys.executable,
         "-m",
         "dsrun",
-        *bench.words(precision, "--preset", preset),
+        *bench.words(precision, "--preset", preset, *more),
         "--output-dir",
         str(run),
     ]

@@ -398,15 +398,20 @@ class EvaluationOptions(OptionGroup):
     )  # fmt: skip
 
 
-class CheckpointOptions(OptionGroup):
+class AsyncSaveOptions(OptionGroup):
     """Evaluation and checkpoints."""
 
-    save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
     async_save: bool = option(
         False,
         "Write checkpoints while the training goes on, of a copy in host memory.",
         flags=("--async-save/--no-async-save",),
     )
+
+
+class CheckpointOptions(AsyncSaveOptions):
+    """Evaluation and checkpoints."""
+
+    save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
     keep_checkpoints: int = option(2, "Newest checkpoints to keep.", flags=("--keep",), at_least=1)
     last_checkpoint: bool = option(
         True, "A checkpoint of the last step stands until the model is written (not in runs under 20 steps)."

@@ -90,6 +90,8 @@ class Setup:
     flash: bool = True
     """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
     than the first of them in transformers."""
+    async_save: bool = False
+    """A checkpoint lies in host memory while it is written."""
     variable_lengths: bool = False
     """Examples are padded to the longest of their batch, so that sizes change from step to step."""
     logits_bytes: float = LOGITS["hf"]

@@ -91,6 +91,8 @@ HOST: dict[str, Term] = {
         "w Psi x ranks, without zero.Init", "transformers' from_pretrained"),
     "saving_copies": Term("what passes through while a checkpoint is written",
         "the largest tensor of a rank", "torch.save"),
+    "checkpoint_copy": Term("the checkpoint that is written beside the training (--async-save)",
+        "12 T / nodes, and w T at stages 1 and 2; FSDP: 12 T / nodes", "dsrun/planner/disk.py"),
     "gloo_copy": Term("what gloo copies of a bucket that it scatters, on CPUs",
         "w reduce_bucket_size", "measured"),
     "kept_by_malloc": Term("what malloc keeps of freed blocks below 32 MiB, on CPUs",

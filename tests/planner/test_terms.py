@@ -58,6 +58,7 @@ def setups():
                 fp32_gradients=fp32,
                 zero_init=zero_init,
                 secondary=nodes,
+                async_save=fp32,
             )
 
 

@@ -38,6 +38,7 @@ from dsrun.options.table import AUTO_LAYOUT, CONFIG, recomputing
 from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
+from dsrun.words import size_text
 
 
 def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) -> WithConfig[WithDevices]:
@@ -311,6 +312,10 @@ def fit_memory(
             findings.notes.append(kernels.missing_note(placed.network, None))
         return made
     planned, prediction = memory
+    if copied := planned.host.terms.get("checkpoint_copy"):
+        findings.notes.append(
+            f"--async-save: a checkpoint takes {size_text(round(copied))} of each node's memory while it is written"
+        )
     if placed.kernels.missing:
         findings.notes.append(kernels.missing_note(placed.network, planned.setup))
     if held_out and placed.machine.accelerator == "cuda":
@@ -350,4 +355,5 @@ def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
         nodes=len(placed.hosts), precision=str(options.precision), seq_len=placed.longest_example + options.official,
         micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
         optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
+        async_save=options.async_save,
     )  # fmt: skip

@@ -61,6 +61,7 @@ def base_setup(
         grad_accum=options.micro_steps,
         checkpointing=options.recomputed,
         activations_device="cpu" if options.offloads_activations else "gpu",
+        async_save=options.async_save,
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,

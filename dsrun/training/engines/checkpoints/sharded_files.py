@@ -168,7 +168,7 @@ class _CapturedPlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]
         """Copy what a rank writes."""
         for item in plan.items:
             self.captured[item.index] = tensor_copy(super().resolve_data(item))
-        self.state_dict = {}  # the tensors themselves are not needed any more
+        self.state_dict: Any = {}  # the tensors themselves are not needed any more
 
     def resolve_data(self, write_item: Any) -> Any:
         """See SavePlanner."""
