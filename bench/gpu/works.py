@@ -190,7 +190,7 @@ def without(program: str) -> dict[str, str]:
 
 
 def resumed(
-    bench: Bench, precision: str, preset: str, folder: Path, seconds: float, more: Sequence[str] = ()
+    bench: Bench, precision: str, preset: str, folder: Path, seconds: float, *, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Kill -9 of the rank once a checkpoint is there, and on from that."""
     run, until = folder / "run", time.monotonic() + seconds

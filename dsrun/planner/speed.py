@@ -216,11 +216,16 @@ def traffic(setup: Setup) -> Traffic:
     the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
     gather the new weights (2 Psi each). DDP sums the gradients in the last (4 Psi). Only trained weights have any.
     With a second copy of the weights in each node (ZeRO++'s hpZ, arXiv 2306.10209) backward gathers within the node.
+    ZeRO++'s qgZ sends gradients twice, in 4 bits: within the nodes, and their sums between them; qwZ gathers 8 bits.
     FSDP's copies (hybrid sharding) are counted as one model over all ranks, which is more than they send across hosts.
     """
-    gradients = float(_width(setup) * setup.trained)
+    gradients, within = float(_width(setup) * setup.trained), 0.0
+    if setup.quantized_reduce and setup.nodes > 1:
+        gradients = within = 0.5 * setup.trained
     if _copy_in_node(setup):
-        return Traffic(_gathered(setup) + gradients, 0.0, 0.0, _gathered(setup))
+        return Traffic(_gathered(setup) + gradients, 0.0, 0.0, _gathered(setup) + within)
+    if within:
+        return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0, within)
     if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):
         return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0)
     if setup.engine == "torch" or setup.stage == 0:
@@ -234,8 +239,10 @@ def _copy_in_node(setup: Setup) -> bool:
 
 
 def _link_pace(setup: Setup, hardware: Hardware) -> float:
-    """Seconds per byte that the ranks which share a second copy of the weights gather from it."""
-    return (setup.secondary - 1) / (setup.secondary * 1e9 * hardware.link_gb_s)
+    """Seconds per byte that the ranks of a node send one another: those that share a second copy of the weights, or
+    all."""
+    ranks = setup.secondary if _copy_in_node(setup) else setup.gpus // setup.nodes
+    return (ranks - 1) / (ranks * 1e9 * hardware.link_gb_s)
 
 
 def waiting(busy: float, moving: float) -> float:
@@ -246,6 +253,8 @@ def waiting(busy: float, moving: float) -> float:
 def _gathered(setup: Setup) -> float:
     """Bytes of all weights, as they are gathered."""
     held = QUANTIZED[setup.quantized] if setup.quantized else _width(setup)
+    if setup.quantized_gather:
+        held = 1  # and a scale of 4 bytes for up to 8,000 (CUDAQuantizer in runtime/zero/partition_parameters.py)
     return float(held * setup.shape.parameters + _width(setup) * setup.adapters)
 
 

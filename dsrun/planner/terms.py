@@ -106,7 +106,7 @@ SPEED: dict[str, Term] = {
     "launch": Term("what Python takes to launch the work, where that is longer",
         "5 to 15.5 ms a layer", "published runs"),
     "communication": Term("what computing does not hide of gathering and reducing",
-        "6 w / 2 Psi at stage 3, w Psi at 2", ZERO),
+        "6 w / 2 Psi at stage 3 (gathered in 8 bits: 2 + w; reduced in 4: 1/2), w Psi at 2", ZERO),
     "step_communication": Term("the communication at the step's end",
         "2 w Psi at stages 0 and 1, w Psi at 2", ZERO),
     "dequantize": Term("turning quantized weights into 16 bits", "Psi, forward and back", "published runs"),

@@ -288,6 +288,29 @@ def test_a_second_copy_in_each_node_halves_what_is_gathered_between_them():
     assert said is not None and "zero3-hpz" not in said
 
 
+def test_rounded_numbers_on_their_way_between_nodes():
+    """A weight's 2 bytes become 1 in each gather (qwZ), a gradient's 2 become 1/2 (qgZ, arXiv 2306.10209)."""
+    setup = job(stage=3, gpus=16, nodes=2, micro_batch=1, secondary=8)
+    psi, steps = LLAMA_7B.parameters, setup.grad_accum
+
+    def bytes_of(**fields):
+        return speed(replace(setup, **fields), EIGHT_A100).bytes_per_step * 2 / steps / psi
+
+    assert bytes_of() == pytest.approx(4)
+    assert bytes_of(quantized_gather=True) == pytest.approx(3)
+    assert bytes_of(quantized_gather=True, quantized_reduce=True) == pytest.approx(1.5)
+    assert bytes_of(secondary=1, quantized_gather=True) == pytest.approx(4)
+    assert bytes_of(secondary=1, quantized_reduce=True) == pytest.approx(4.5)
+    assert speed(replace(setup, nodes=1, gpus=8, quantized_reduce=True), EIGHT_A100) == speed(
+        replace(setup, nodes=1, gpus=8), EIGHT_A100
+    ), "on one node gradients are reduced as they are"
+    seconds = [
+        speed(replace(setup, quantized_gather=gather, quantized_reduce=reduce), EIGHT_A100).seconds_per_step
+        for gather, reduce in ((False, False), (True, False), (True, True))
+    ]
+    assert seconds == sorted(seconds, reverse=True) and len(set(seconds)) == 3
+
+
 def test_a_nodes_gpus_share_its_way_to_the_host():
     a100 = gpus.load("a100-80g")
     assert Hardware.from_gpu(gpus.load("v100-32g"), 1).pcie_gb_s == 12

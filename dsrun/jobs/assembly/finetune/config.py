@@ -19,9 +19,16 @@ from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
 from dsrun.jobs.assembly import fsdp, plan_target
-from dsrun.jobs.assembly.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
+from dsrun.jobs.assembly.checks import (
+    compiling,
+    kernels,
+    memory_check,
+    optimizers,
+    parallelism,
+    techniques,
+)
+from dsrun.jobs.assembly.checks.communication import OVERLAP, rounding_problems, why_overlap
 from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
-from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.assembly.finetune import layout
 from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
@@ -195,6 +202,11 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
     config = with_sizes(replace(built, origins={**built.origins, **own}), strategy.sizes)
     accelerator, shape = requested.machine.accelerator, requested.shape
     findings.problems.extend(peft_methods.check_device(peft, accelerator, config.ds_config))
+    rounds = rounding_problems(
+        config.ds_config, preset, accelerator=accelerator, hosts=requested.hosts, shape=shape,
+        precision=options.precision, parallel=requested.parallel, overrides=options.overrides,
+    )  # fmt: skip
+    findings.problems.extend(rounds)
     findings.problems.extend(check_experts(stage=zero_stage(config.ds_config), fsdp=False))
     if peft.method in ("lora", "qlora") and names_tensors(peft.lora_target):
         findings.notes.append(EXPERTS_NOTE)

@@ -188,7 +188,7 @@ def default_precision(where: PlanTarget) -> str:
 
 def all_presets(nodes: int = 1) -> list[str]:
     """The name of every preset that is chosen from where none is named: DeepSpeed's, without options of their own,
-    which are tried with all.
+    which are tried with all; none that rounds what ranks send one another.
 
     Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured. On one host those
     are left out that differ from another one on several.
@@ -197,7 +197,7 @@ def all_presets(nodes: int = 1) -> list[str]:
     return [
         name
         for name, preset in presets.items()
-        if not preset.fsdp and not preset.defaults and (nodes > 1 or not preset.for_hosts)
+        if not (preset.fsdp or preset.defaults or preset.rounds) and (nodes > 1 or not preset.for_hosts)
     ]
 
 
