@@ -55,8 +55,12 @@ ITEMS = (
          ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
          "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
          "all 23 kinds; four lines of the kernels that the interpreter can't run were written otherwise for that"),
-    Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/8b-widths-4k-compile"),
+    Item("`--compile`",
+         ("works/zero2-compile", "works/fsdp-compile", "speed/8b-widths-4k-compile", "speed/8b-widths-4k-fsdp-compile"),
          "losses, names and numbers of graphs in one process, FSDP's among them; several ranks: full lane"),
+    Item("products in fp8 under FSDP (`--fp8`)",
+         ("works/fsdp-fp8-", "speed/8b-widths-4k-fsdp-rowwise", "speed/8b-widths-4k-fsdp-tensorwise"),
+         "losses near bf16's by torchao's emulation, checkpoints and exports as without, sizes that the units take"),
     Item("torch's fused AdamW in the place of DeepSpeed's", ("works/zero2-fused-torch-adam", "speed/adam-"),
          "which one a job takes"),
     Item("DeepSpeed's operators compiled here; a job without nvcc",

@@ -87,6 +87,8 @@ class Setup:
     """Examples per rank and micro step."""
     grad_accum: int = 1
     """Micro steps per optimizer step."""
+    fp8: str = ""
+    """The scales of products in fp8 (a key of speed.FP8), with layers compiled; FSDP alone has them. Empty: none."""
     checkpointing: int = 0
     """Activation checkpointing: backward computes one block in as many again from its input; 1: each, 0: none."""
     activations_device: str = "gpu"

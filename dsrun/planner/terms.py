@@ -49,6 +49,8 @@ GPU: dict[str, Term] = {
         "transformers 5; liger-kernel's ops/fused_linear_cross_entropy.py; arXiv:2506.13996, 3.1"),
     "dequantized": Term("the quantized matrix that is in use, in 16 bits", "2 h f (GPTQ: 6)", "bitsandbytes, AutoGPTQ"),
     "dequantized_head": Term("the output weights in 16 bits, where they are quantized, too", "2 v h", "bitsandbytes"),
+    "fp8_casts": Term("an MLP's input and weight in 8 bits, with --fp8", "2 (b s f + h f)",
+        "torchao's float8/float8_linear.py"),
     "gathered": Term("weights that stay gathered between their uses",
         "w (max_reuse_distance / 2 + v h), at most w Psi; FSDP: two layers, in bf16",
         "runtime/zero/partitioned_param_coordinator.py; torch's fsdp/_fully_shard/_fsdp_param_group.py"),

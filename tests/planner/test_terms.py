@@ -59,6 +59,7 @@ def setups():
                 zero_init=zero_init,
                 secondary=nodes,
                 async_save=fp32,
+                fp8="rowwise" if engine == "fsdp" and zero_init else "",
             )
 
 

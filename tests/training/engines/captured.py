@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from token_steps import model
 
+from dsrun.options.table import NO_FP8
+
 RANKS, SAVED, STEPS, LR, CLIP = 2, 2, 4, 1e-2, 0.5
 
 
@@ -36,7 +38,8 @@ def a_job(preset: str, precision: str, folder: Path) -> SimpleNamespace:
         config = build_config(preset, options).ds_config
     return SimpleNamespace(
         training=SimpleNamespace(
-            optimizer="adamw", lr=LR, optimizer_params={"weight_decay": 0.1}, keep_checkpoints=9, async_save=True
+            optimizer="adamw", lr=LR, optimizer_params={"weight_decay": 0.1}, keep_checkpoints=9, async_save=True,
+            fp8="rowwise" if preset == "fsdp-fp8" else NO_FP8,
         ),
         fsdp=fsdp, ds_config=config, world_size=RANKS, dp_size=RANKS, grad_accum=1, precision=precision,
         accelerator="cpu", zero_stage=config.get("zero_optimization", {}).get("stage", 0), peft=PeftOptions(),
@@ -66,18 +69,27 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+def weights_of(job: SimpleNamespace, folder: Path) -> dict[str, str]:
+    """The trained weights in a checkpoint, with their types."""
+    from dsrun.training.engines import backend_of
+
+    return {name: str(weight.dtype) for name, weight in backend_of(job).trained_weights(folder).items()}
+
+
 def case(preset: str, precision: str, folder: Path) -> None:
     from dsrun.training import checkpoint
     from dsrun.training.engines import backend_of
+    from dsrun.training.models.float8 import take_float8
 
     at_once, beside = (a_job(preset, precision, folder / name) for name in ("at once", "beside"))
 
     def started() -> Any:
         made = model()
-        return backend_of(at_once).initialize(
-            at_once,
-            made if at_once.fsdp else made.to(torch.bfloat16 if precision == "bf16" else torch.float32),
-        )
+        if not at_once.fsdp and precision == "bf16":
+            made = made.to(torch.bfloat16)
+        if at_once.training.fp8 != NO_FP8:
+            take_float8(made, at_once)
+        return backend_of(at_once).initialize(at_once, made)
 
     engine = started()
     steps(engine, range(SAVED))
@@ -94,7 +106,7 @@ def case(preset: str, precision: str, folder: Path) -> None:
     if dist.get_rank() == 0:
         result = {
             "case": f"{preset}:{precision}", "saved": digests(saved), "beside": digests(pending.folder),
-            "losses": losses, "resumed": resumed, "marked_early": marked_early,
+            "losses": losses, "resumed": resumed, "marked_early": marked_early, "weights": weights_of(at_once, saved),
         }  # fmt: skip
         print(json.dumps(result), flush=True)
     dist.barrier()

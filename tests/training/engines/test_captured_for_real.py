@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from dsrun.cluster.ports import free_port
 
 pytestmark = pytest.mark.slow
 CASES = ("zero2:bf16", "zero3:fp32", "fsdp:fp32")
+FP8 = ("fsdp-fp8:bf16",) if find_spec("torchao") else ()
+"""Layers that compute in fp8, as a CPU emulates it."""
 MORE = ("ddp:fp32", "ddp:bf16", "zero1:fp32", "zero2:fp32", "zero3:bf16", "zero2-offload:fp32", "zero3-offload:bf16",
-        "fsdp:bf16", "fsdp-hybrid:fp32")  # fmt: skip
+        "fsdp:bf16", "fsdp-hybrid:fp32", *FP8)  # fmt: skip
 UNIQUE = {".metadata"}
 """Files that hold a number drawn for each checkpoint: torch's id of a save."""
 
@@ -46,3 +49,13 @@ def test_the_same_bytes_and_losses_as_written_at_once(results, case):
     unlike = {name for name in saved if saved[name] != beside[name]}
     assert unlike <= (UNIQUE | {"complete"} if case.startswith("fsdp") else set())
     assert line["resumed"]["beside"] == line["resumed"]["at once"] == pytest.approx(line["losses"], abs=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", FP8)
+def test_fp8_is_in_no_checkpoint(results, case):
+    """Weights have the names and the type that they have without; the losses are near."""
+    plain, rounded = results["fsdp:bf16"], results[case]
+    assert rounded["weights"] == plain["weights"] and set(plain["weights"].values()) == {"torch.float32"}
+    assert rounded["losses"] != plain["losses"]
+    assert rounded["losses"] == pytest.approx(plain["losses"], abs=5e-2)

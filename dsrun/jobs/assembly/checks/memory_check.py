@@ -83,6 +83,7 @@ class MemoryRequest:
             activation_checkpointing=self.compute.activation_checkpointing,
             recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
             packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0, async_save=self.async_save,
+            fp8=self.compute.fp8, compile=self.compute.compile,
         )  # fmt: skip
         setup = setups.base_setup(
             shape,

@@ -25,6 +25,7 @@ from dsrun.jobs.assembly.checks import (
     memory_check,
     optimizers,
     parallelism,
+    precision,
     techniques,
 )
 from dsrun.jobs.assembly.checks.communication import OVERLAP, rounding_problems, why_overlap
@@ -41,7 +42,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
 from dsrun.options.layers import Layer, Source
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import AUTO_LAYOUT, CONFIG, recomputing
+from dsrun.options.table import AUTO_LAYOUT, CONFIG, NO_FP8, recomputing
 from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
@@ -243,11 +244,14 @@ def untrainable(requested: Requested, preset: str, ds_config: Mapping[str, Any])
 
 
 def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
-    """Why --compile can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
+    """Why --compile or --fp8 can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
     setup = parallel_setup(requested, preset, ds_config)
     environ = requested.environ if requested.launcher == ON_THIS_MACHINE else None
     accelerator, stage = requested.machine.accelerator, zero_stage(ds_config)
-    refused = compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ)
+    refused = [
+        *compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ),
+        *precision.fp8_problems(requested.options, fsdp=bool(load(preset).fsdp)),
+    ]
     return [*refused, *(parallelism.refusals(setup) if setup else [])]
 
 
@@ -315,6 +319,8 @@ def fit_memory(
     request, memory = memory_request(placed), _memory(made)
     if placed.options.compile:
         findings.notes.append(compiling.NOT_MODELLED)
+    elif placed.options.fp8 != NO_FP8:
+        findings.notes.append(precision.UNCOMPILED)
     if memory is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(placed.machine):

@@ -15,7 +15,7 @@ from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.models.liger import CHUNK_TOKENS
 from dsrun.options.commands import PlanOptions
 from dsrun.options.optimizers import ADAMW, MUON
-from dsrun.options.table import PeftOptions
+from dsrun.options.table import NO_FP8, PeftOptions
 from dsrun.planner import lora
 from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
@@ -59,6 +59,7 @@ def base_setup(
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
+        fp8=options.fp8 if options.compile and options.fp8 != NO_FP8 else "",
         checkpointing=options.recomputed,
         activations_device="cpu" if options.offloads_activations else "gpu",
         async_save=options.async_save,
