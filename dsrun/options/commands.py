@@ -9,6 +9,7 @@ from dsrun.options.table import (
     PRECISIONS,
     TARGETS,
     WRITTEN_FORMATS,
+    AsyncSaveOptions,
     BatchOptions,
     CheckpointOptions,
     ComputeOptions,
@@ -275,7 +276,7 @@ LONGEST = 100_000_000
 
 class PlanOptions(
     HardwareOptions, StepOptions, TokenBatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions,
-    PeftOptions, ComputeOptions,
+    PeftOptions, ComputeOptions, AsyncSaveOptions,
 ):  # fmt: skip
     """Plan.
 

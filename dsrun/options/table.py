@@ -17,6 +17,8 @@ METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
 """Values of --activation-checkpointing: the layers whose activations backward computes again."""
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
+NO_FP8, *_ = FP8_WAYS = ("none", "rowwise", "tensorwise")
+"""Values of --fp8: torchao's recipes, by what shares a scale."""
 CONFIG = "config"
 """The value that leaves a setting to its section of the DeepSpeed config."""
 MICRO_BATCH_MEAN = "micro-batch-mean"
@@ -352,6 +354,11 @@ class ComputeOptions(OptionGroup):
         "liger-kernel's loss, norms, positions and gated layers.",
         default_text="where GPU and model have it",
     )
+    fp8: str = option(
+        NO_FP8,
+        "Multiply linear layers in fp8, with a scale for each row or for a tensor: FSDP, GPUs from Ada and Hopper on.",
+        choices=FP8_WAYS,
+    )
     compile: bool = option(
         False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
     )  # fmt: skip
@@ -398,7 +405,17 @@ class EvaluationOptions(OptionGroup):
     )  # fmt: skip
 
 
-class CheckpointOptions(OptionGroup):
+class AsyncSaveOptions(OptionGroup):
+    """Evaluation and checkpoints."""
+
+    async_save: bool = option(
+        False,
+        "Write checkpoints while the training goes on, of a copy in host memory.",
+        flags=("--async-save/--no-async-save",),
+    )
+
+
+class CheckpointOptions(AsyncSaveOptions):
     """Evaluation and checkpoints."""
 
     save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)

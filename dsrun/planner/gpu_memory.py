@@ -42,7 +42,7 @@ AT: dict[str, dict[str, float]] = {
     },
     "middle": {
         "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
-        "dequantized": 1,
+        "dequantized": 1, "fp8_casts": 1,
     },
     "end": {
         "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "buckets": 1, "gradients": 1, "reduce_copy": 1,
@@ -200,6 +200,10 @@ def temporary(setup: Setup) -> dict[str, float]:
     """Terms that come and go within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
     terms = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    if setup.fp8 and setup.engine == "fsdp":
+        # An MLP's input and weight in 8 bits, each in the two orders that backward's products want.
+        tokens, shape = setup.tokens, setup.shape
+        terms["fp8_casts"] = 2.0 * (tokens * shape.intermediate + shape.hidden * shape.intermediate)
     if setup.quantized:
         # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
         bytes_a_weight = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)

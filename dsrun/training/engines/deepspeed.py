@@ -28,6 +28,7 @@ from dsrun.training import pickles
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import MicroSteps, cpu_info, sequence_parallel, tensor_parallel, zero
 from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.checkpoints.host_copies import CapturedFiles
 from dsrun.training.engines.on_ranks import all_tensors, first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -327,6 +328,20 @@ class DeepSpeed(MicroSteps):
             str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
             exclude_frozen_parameters=self._job.peft.freezes,
         )  # fmt: skip
+
+    def capture(self, folder: Path, step: int) -> CapturedFiles:
+        """See Engine. All that DeepSpeed writes into a file goes through its checkpoint engine's `save`.
+
+        Swap files on an NVMe disk, which DeepSpeed copies by itself, are there before this returns.
+        """
+        checkpoints = self._engine.checkpoint_engine
+        files = CapturedFiles(checkpoints.save)
+        checkpoints.save = files.take
+        try:
+            self.save(folder, step)
+        finally:
+            del checkpoints.save  # which leaves the class's own
+        return files
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """See Engine. DeepSpeed reads what the same layout wrote, `resharding` everything else."""

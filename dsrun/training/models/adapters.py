@@ -96,13 +96,20 @@ class Targets(NamedTuple):
     """Tensors that no linear layer holds, such as a mixture's experts: their names behind the layer's number."""
 
 
+def linear_layers(model: Any) -> list[nn.Linear]:
+    """The linear layers of a model, but the output's and routers."""
+    output = model.get_output_embeddings()
+    left_out = [output, *(router for mixture in _mixtures(model) for router in mixture.routers.values())]
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [module for module in linear if not any(module is other for other in left_out)]
+
+
 def targets(model: Any, wanted: str) -> Targets:
     """The parts of this model that --lora-target means. Raises DsrunError for a name that isn't there.
 
     `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
     """
-    output, mixtures = model.get_output_embeddings(), _mixtures(model)
-    routers = [router for mixture in mixtures for router in mixture.routers.values()]
+    mixtures, usual = _mixtures(model), {id(layer) for layer in linear_layers(model)}
     modules, tensors = (
         defaultdict(set),
         defaultdict(set),
@@ -111,7 +118,7 @@ def targets(model: Any, wanted: str) -> Targets:
         if isinstance(module, nn.Linear):
             last = name.rpartition(".")[2]
             modules[last].add(last)
-            if not any(module is left_out for left_out in (output, *routers)):
+            if id(module) in usual:
                 modules[formats.ALL].add(last)
     # Experts and some routers are bare tensors, which PEFT takes by their whole names behind the layer's number; users
     # may write any last parts of such a name.
