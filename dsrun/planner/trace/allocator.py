@@ -97,6 +97,8 @@ class _Pool:
         self.blocks: dict[int, MemoryBlock] = {}
         self.range: MemoryBlock | None = None
         """The first block of its expandable range."""
+        self.base = 0
+        """The address at which that begins."""
 
     def put(self, block: MemoryBlock) -> None:
         block.age = 0
@@ -277,7 +279,7 @@ class CachingAllocator:
         if pool.range is None:
             # The range is larger than the device, so that its end is never met.
             pool.range = MemoryBlock(pool, self._address, 2**60)
-            pool.range.mapped = False
+            pool.range.mapped, pool.base = False, self._address
             self._address += 2**61
         first = _first_with_room(pool.range, size)
         if not first.mapped:
@@ -286,8 +288,8 @@ class CachingAllocator:
                 return None
             first = mapped
         while first.size < size:
-            assert first.following is not None  # the range's end
-            mapped = self._map(first.following, min(size - first.size, first.following.size))
+            after = first.following  # there is one: what is left of the range
+            mapped = self._map(after, min(size - first.size, after.size)) if after is not None else None
             if mapped is None:
                 return None
             first = mapped
@@ -307,9 +309,7 @@ class CachingAllocator:
 
     def _unmap(self, block: MemoryBlock) -> None:
         """Give back the whole pages of a free block."""
-        page = block.pool.page
-        assert block.pool.range is not None
-        base = block.pool.range.address
+        page, base = block.pool.page, block.pool.base
         start = base + -(-(block.address - base) // page) * page
         end = base + (block.address + block.size - base) // page * page
         if end <= start:

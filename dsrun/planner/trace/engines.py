@@ -43,11 +43,11 @@ class Whole:
         self.gradients.clear()
         self.summed.clear()
 
-    def enter(self, segment: Segment) -> Iterator[Action]:
+    def enter(self, segment: Segment) -> Iterator[Action]:  # noqa: ARG002 - for others
         """What is made where a segment begins."""
         yield from ()
 
-    def leave(self, segment: Segment) -> Iterator[Action]:
+    def leave(self, segment: Segment) -> Iterator[Action]:  # noqa: ARG002 - for others
         """What goes where a segment ends."""
         yield from ()
 

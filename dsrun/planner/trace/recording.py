@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 BEFORE, FORWARD, TURN, BACKWARD, REST = "before", "forward", "turn", "backward", "rest"
@@ -289,6 +290,6 @@ def _spans(recording: Recording, count: int) -> Iterator[tuple[Segment, tuple[in
     for layer, (start, stop) in enumerate(zip(forward, [*forward[1:], turn], strict=True)):
         yield Segment(FORWARD, layer), (start, stop)
     yield Segment(TURN, ENDS), (turn, borders[0])
-    for number, (start, stop) in enumerate(zip(borders, borders[1:], strict=False)):
+    for number, (start, stop) in enumerate(pairwise(borders)):
         yield Segment(BACKWARD, count - 1 - number), (start, stop)
     yield Segment(REST, ENDS), (last, end)

@@ -130,9 +130,13 @@ def prepare(model: Any, request: Mapping[str, Any]) -> None:
     if lora:
         add_lora(model, PeftOptions(method="lora", **{f"lora_{key}": value for key, value in lora.items()}))
         model.train()
-        _cast_adapters(model, torch.float32 if request["fp32_adapters"] else getattr(torch, request["weights"]))
+        _cast_adapters(
+            model, torch.float32 if request["fp32_adapters"] else getattr(torch, request["weights"])
+        )
     if request["checkpointing"]:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable = (
+            getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": request["reentrant"]})
         if lora:
             model.enable_input_require_grads()

@@ -1,7 +1,7 @@
-"""Record one training step: a request on stdin, the recording on stdout, both JSON.
+"""Record training steps: requests on stdin, a list; the answers on stdout, likewise, both JSON.
 
-The request's fields are those of dsrun.planner.trace.recording.TraceRequest. An answer has `recording`, or `error` with
-the reason why there is none.
+dsrun.planner.trace.request says what a request has. An answer has `recording`, or `error` with the reason why there is
+none. It is written as soon as it is there, a line each, so that a time limit costs only what is not yet done.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from dsrun.training.tracing import network
 from dsrun.training.tracing.recorder import Recorder
 from dsrun.training.tracing.reduction import chosen_layers
 
+LONGEST = 300
+"""Characters of a reason."""
+
 
 def main() -> None:
-    """Answer the request."""
-    request = json.load(sys.stdin)
-    # Libraries may print; stdout is the answer's alone.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            answer = {"recording": record(request)}
-        except Exception as error:  # any fault of any model's code is an answer: there is no trace of it
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-    json.dump(answer, sys.stdout)
+    """Answer the requests, one after the other."""
+    requests, stdout = json.load(sys.stdin), sys.stdout
+    for request in requests:
+        # Libraries may print; stdout is the answers' alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                answer = {"recording": record(request)}
+            except Exception as error:  # any fault of any model's code is an answer: there is no trace of it
+                answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST]}
+        print(json.dumps(answer), file=stdout, flush=True)
 
 
 def record(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
         for rows, tokens in request["points"]:
             recorder = Recorder(known)
             recorders.append(recorder)
-            _step(model, layers, recorder, request, rows, tokens)
+            _step(model, layers, recorder, request, (rows, tokens))
     first = recorders[0]
     if any(other.events != first.events or other.marks != first.marks for other in recorders):
         raise ValueError("the steps at different lengths are not alike")
@@ -73,15 +77,22 @@ def _weights(model: Any, layers: Sequence[Any]) -> list[list[Any]]:
         id(module.weight) for module in model.modules() if isinstance(module, network.StandInLinear4bit)
     }
     return [
-        [owner.get(id(weight), -1), weight.numel(), weight.requires_grad, weight.element_size(), id(weight) in quantized]
+        [
+            owner.get(key := id(weight), -1),
+            weight.numel(),
+            weight.requires_grad,
+            weight.element_size(),
+            key in quantized,
+        ]
         for weight in model.parameters()
     ]
 
 
 def _step(
-    model: Any, layers: Sequence[Any], recorder: Recorder, request: Mapping[str, Any], rows: int, tokens: int
+    model: Any, layers: Sequence[Any], recorder: Recorder, request: Mapping[str, Any], point: tuple[int, int]
 ) -> None:
-    """One forward and backward pass, written down by the recorder."""
+    """One forward and backward pass of (rows, tokens), written down by the recorder."""
+    rows, tokens = point
     inputs: dict[str, Any] = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
     if request["masked"]:
         # As attention gets it: a mask of padding that is made into it would be looked at for rows without any.
@@ -128,7 +139,7 @@ class Ends(torch.autograd.Function):
         return torch.empty((), dtype=hidden.dtype)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(context: Any, *_: torch.Tensor) -> torch.Tensor:
         shape, dtype = context.like
         return torch.empty(shape, dtype=dtype)
 
@@ -170,7 +181,10 @@ def _as_on_cuda() -> Iterator[None]:
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
 
     def one_kernel(
-        inputs: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        inputs: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,  # noqa: ARG001 - torch's own
     ) -> torch.Tensor:
         return torch.native_dropout(inputs, p, training)[0] if training and p else inputs
 
