@@ -61,9 +61,9 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     config.use_cache = False
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, request["weights"]))
-    layers = layers_of(model)
+    model.tie_weights()
     model.train()
-    return model, layers
+    return model, layers_of(model)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
