@@ -334,6 +334,10 @@ class PlanOptions(
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
+    trace: bool = option(
+        True,
+        "Trace the model for the best plans, on tensors without data; without it the formulas alone count.",
+    )
     measure: bool = option(
         False,
         "Train a few steps on one GPU of this machine, with two micro batches, and plan with what they took.",

@@ -14,10 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dsrun.planner.activations import activations, logits
 from dsrun.planner.setup import OPTIMIZERS, Setup
 from dsrun.words import GIB
+
+if TYPE_CHECKING:
+    from dsrun.planner.trace.request import TraceResult
 
 CONTEXT_GIB = 0.9
 """The CUDA context and its kernels, which torch's own counters leave out (0.6-0.9 on A100, 1.3 on V100)."""
@@ -75,6 +79,8 @@ class GpuMemory:
     """Bytes that nvidia-smi shows, with CUDA's context and NCCL."""
     held: float
     """Bytes that are there all the time."""
+    traced: TraceResult | None = None
+    """What a trace says beside the formulas: then peaks, reserved and smi are the trace's."""
 
     @property
     def allocated(self) -> float:

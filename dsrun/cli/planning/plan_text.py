@@ -262,6 +262,8 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
         "reason": plan.reason,
         "largest_micro_batch": largest_micro_batch(plan, room),
         "gpu": {
+            "by": "formula" if plan.gpu.traced is None else "trace",
+            "formula_allocated_bytes": plan.gpu.traced.formula if plan.gpu.traced else plan.gpu.allocated,
             "needed_bytes": demand(plan.setup, plan.gpu, expandable=room.expandable),
             "allocated_bytes": plan.gpu.allocated,
             "reserved_bytes": plan.gpu.reserved,

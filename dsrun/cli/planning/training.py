@@ -56,16 +56,25 @@ def decide(case: PlanCase) -> TrainingPlans:
 
     requested, target = case.requested, case.target
     base, plans, split_notes = _search(case, target, requested)
-    ranked = plans(base)
+    ranked, trace_notes = _traced(case, plans(base))
     usual = _on_usual_machines(case, ranked)
     if case.options.presets and ranked.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in ranked.skipped.items()])
-    notes = [*case.notes, *split_notes, *remarks.notes(case.subject, target, ranked)]
+    notes = [*case.notes, *split_notes, *trace_notes, *remarks.notes(case.subject, target, ranked)]
     fixed = requested.said("micro_batch") or requested.said("grad_accum")
     checkpointing = requested.said("activation_checkpointing")
     notes += search.faster(base, ranked, plans, batch=fixed, checkpointing=checkpointing)
     cost = remarks.cost(ranked.plans[0], case.lengths, case.options.price) if ranked.plans else None
     return TrainingPlans(case, ranked, usual, cost, notes)
+
+
+def _traced(case: PlanCase, ranked: RankedPlans) -> tuple[RankedPlans, list[str]]:
+    """The plans with the best of them judged by a trace, where one is wanted and can be had, and notes on it."""
+    if not case.options.trace:
+        return ranked, []
+    from dsrun.jobs.assembly.planning import traced
+
+    return traced.retraced(ranked, case.target.room, traced.tracer_for(case.subject, case.options))
 
 
 def _search(
