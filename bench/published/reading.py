@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.planner import lora, shapes
+from dsrun.planner import lora, shapes, trainers
 from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import Shape
 from published import words
@@ -31,7 +31,12 @@ LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "hf_old": (LOGITS["hf-old"], "transformers before 4.45; the planner's own figure"),
     "hf": (LOGITS["hf"], "transformers 5; the planner's own figure"),
     "swift": (LOGITS["hf"], "ms-swift from version 3 on: transformers' own"),
-    "hf_new": (13, "transformers 4: 12.5-13.5, from runs with and without the fused kernel"),
+    "hf_new": (
+        14,
+        "transformers 4 from 4.45 on, counted: the 16-bit logits, an fp32 copy, one without each row's last token, "
+        "and its log-softmax; 13 for one row, whose cut is a view: 12.5-13.5, from runs with and without the fused "
+        "kernel",
+    ),
     "bf16_nocast": (
         12,
         "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 12 are counted under autocast; in bf16",
@@ -46,6 +51,11 @@ LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "litgpt_chunk": (6, "LitGPT's loss, in chunks of the sequence: about 6"),
 }
 FUSED = ("liger", "fused")
+VIEWED: dict[str, float] = {"hf_new": 13}
+"""Bytes a logit where a micro batch is one row, of which the last token is cut off without a copy."""
+OLD = ("hf_old", "hf_new", "bf16_nocast")
+"""Losses of times when attention that makes its scores took 16 bytes of each in a block that was computed again."""
+SCORES_THEN = 16.0
 OWN_CODE: dict[str, dict[str, Any]] = {"litgpt_chunk": {"inside": None, "fused_qkv": True}}
 """LitGPT's blocks (litgpt/model.py): values are slices of one matrix's output, GELU is torch's own. It trains LoRA in
 the weights' precision, ties no output weights to the embedding, and quantizes every matrix, those of the output too,
@@ -70,7 +80,6 @@ STRATEGIES: dict[str, tuple[str, int]] = {
     "single": ("torch", 0), "ddp": ("torch", 0), "none": ("torch", 0),
     "fsdp": ("fsdp", 0), "fsdp_full_shard": ("fsdp", 0), "fsdp2": ("fsdp", 0),
 }  # fmt: skip
-FLAT_PARAMETERS = ("fsdp", "fsdp_full_shard")
 ZERO = re.compile(r"(?:deepspeed_)?zero_?([0-3])(?:_(?:cpu_)?offload)?")
 PRECISIONS = {
     "fp32": "fp32", "tf32": "fp32", "fp16": "fp16", "bf16": "bf16", "amp": "amp",
@@ -81,6 +90,8 @@ QUANTS = {
     "qlora": "nf4", "int8": "int8", "bnb8": "int8", "8bit": "int8", "llm.int8": "int8",
     "nf4-single": "nf4-single",
 }  # fmt: skip
+BITSANDBYTES = ("nf4", "nf4-single", "int8")
+"""Quantized weights beside which PEFT's prepare_model_for_kbit_training makes the others fp32."""
 OPTIMIZER_NAMES = {
     "adamw": "adamw", "adam": "adamw", "adamw_torch": "adamw", "fusedadam": "adamw", "cpuadam": "adamw",
     "adamw_torch_fused": "adamw", "adamw_8bit": "adamw-8bit", "adamw8bit": "adamw-8bit",
@@ -143,9 +154,12 @@ def read(case: Mapping[str, Any]) -> Read:
         variable_lengths=bool(words.switch(case, "variable_lengths") or words.switch(case, "padded")),
         logits_bytes=_logits(case, notes),
         fused_loss=case.get("logits") in FUSED,
-        # transformers' own AdamW, unless the case says that DeepSpeed's was used. FSDP 1 gives torch's optimizers flat
-        # parameters, a type of its own that torch steps one by one (optim/optimizer.py: _foreach_supported_types).
-        fused_adam=bool(words.switch(case, "fused_adam")) or str(case.get("strategy")) in FLAT_PARAMETERS,
+        # transformers' own AdamW, unless the case says that DeepSpeed's was used. Where FSDP 1 gives torch's optimizers
+        # flat parameters, these are a type of their own that torch steps one by one (optim/optimizer.py:
+        # _foreach_supported_types); accelerate doesn't since 2023 (use_orig_params).
+        fused_adam=any(words.switch(case, field) for field in ("fused_adam", "flat_parameters"))
+        or case.get("optimizer") == "adamw_torch_fused",
+        scores_bytes=SCORES_THEN if case.get("logits") in OLD else None,
         lora_dropout=words.number(case, "lora_dropout") or 0.0 if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
         overlap_comm=bool(words.switch(case, "overlap")),
@@ -154,9 +168,42 @@ def read(case: Mapping[str, Any]) -> Read:
         flattens_on_gpu=False,  # these runs are older
         reentrant=str(case.get("logits")) not in OWN_LOOPS,
     )
+    if words.switch(case, "attention_dropout") is not None:
+        block = replace(shape.block, attention_dropout=bool(words.switch(case, "attention_dropout")))
+        setup = replace(setup, shape=replace(shape, block=block))
+    setup = replace(setup, **_casts(case, setup))
     if case.get("logits") in OWN_CODE:
         setup = _own_code(setup, OWN_CODE[str(case["logits"])])
     return Read(setup, tuple(notes))
+
+
+MIXED = ("bf16", "amp", "amp_bf16")
+"""Precisions in which weights are cast as they are used, where adapters are trained."""
+
+
+def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
+    """What is fp32 beside the adapters, as the case says, or its trainer does by default."""
+    trainer = _trainer(case)
+    kbit = words.switch(case, "kbit_casts")
+    if kbit is None and trainer is not None:
+        kbit = trainer.value("kbit_casts")
+    own_loop = case.get("logits") in OWN_LOOPS
+    mixed = str(case.get("precision") or "bf16").lower() in MIXED
+    return {
+        "kbit_casts": bool(kbit) and str(setup.quantized) in BITSANDBYTES,
+        "fp32_stream": mixed and not own_loop and trainers.in_fp32(setup),
+    }
+
+
+def _trainer(case: Mapping[str, Any]) -> trainers.Trainer | None:
+    """Who trained: as the case says, or whose repository its source is. Raises UnknownWordError."""
+    name = case.get("trainer")
+    if name is None:
+        return trainers.of_source(str(case.get("source") or ""))
+    try:
+        return trainers.load(str(name))
+    except DsrunError:
+        raise UnknownWordError("trainer", name, "is no file of presets/trainers") from None
 
 
 def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
@@ -287,6 +334,8 @@ def _logits(case: Mapping[str, Any], notes: list[str]) -> float:
         kind = "fp16_nocast"
     if str(kind) not in LOGIT_BYTES:
         raise UnknownWordError("logits", kind)
+    if words.number(case, "micro_batch") == 1 and kind in VIEWED:
+        return VIEWED[str(kind)]
     return LOGIT_BYTES[str(kind)][0]
 
 
