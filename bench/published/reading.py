@@ -195,7 +195,7 @@ def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
     }
 
 
-def _trainer(case: Mapping[str, Any]) -> trainers.Trainer | None:
+def _trainer(case: Mapping[str, Any]) -> trainers.TrainerDefaults | None:
     """Who trained: as the case says, or whose repository its source is. Raises UnknownWordError."""
     name = case.get("trainer")
     if name is None:

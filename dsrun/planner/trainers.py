@@ -57,7 +57,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class TrainerDefaults:
     """Who trains."""
 
     name: str
@@ -100,7 +100,7 @@ def in_fp32(setup: Setup) -> bool:
 
 
 @cache
-def load(name: str) -> Trainer:
+def load(name: str) -> TrainerDefaults:
     """The trainer of that name. Raises DsrunError for one that there isn't, and for a file with faults."""
     path = catalog.find(KIND, name, "trainer", "dsrun plan --help")
     values = catalog.read_toml(path)
@@ -128,7 +128,7 @@ def load(name: str) -> Trainer:
         raise DsrunError(problems)
     repositories = tuple(map(str, values.get("repositories", ())))
     texts = {key: str(values[key]) for key in TEXTS if key in values}
-    return Trainer(name, repositories=repositories, assumptions=tuple(assumptions), **texts)
+    return TrainerDefaults(name, repositories=repositories, assumptions=tuple(assumptions), **texts)
 
 
 def fields_of(options: Collection[str]) -> set[str]:
@@ -136,7 +136,7 @@ def fields_of(options: Collection[str]) -> set[str]:
     return {field for option in options for field in OPTION_FIELDS.get(option, ())}
 
 
-def of_source(source: str) -> Trainer | None:
+def of_source(source: str) -> TrainerDefaults | None:
     """The trainer whose repository a published run comes from; None where none is known."""
     lower = source.lower()
     trainers = (load(name) for name in catalog.files(KIND))
@@ -146,7 +146,7 @@ def of_source(source: str) -> Trainer | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Consequence:
     """An assumption that changes a plan's figure."""
 
     assumption: Assumption
@@ -155,8 +155,8 @@ class Difference:
 
 
 def differences(
-    setup: Setup, trainer: Trainer, other: Setup, *, given: Collection[str] = ()
-) -> list[Difference]:
+    setup: Setup, trainer: TrainerDefaults, other: Setup, *, given: Collection[str] = ()
+) -> list[Consequence]:
     """The assumptions of a trainer that change a GPU's memory by WORTH_SAYING or more, the largest first.
 
     setup: a plan's, with or without them. other: the values without them. given: fields that the user gave.
@@ -175,5 +175,5 @@ def differences(
             without["checkpointing"] = int(not fields["checkpointing"])
         sizes = [gpu_memory(setup.changed(**values)).needed for values in (fields, without)]
         if abs(sizes[0] - sizes[1]) >= WORTH_SAYING * sizes[1]:
-            found.append(Difference(assumption, sizes[0] - sizes[1]))
+            found.append(Consequence(assumption, sizes[0] - sizes[1]))
     return sorted(found, key=lambda difference: -abs(difference.more_bytes))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.search import RankedPlans
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.setup import Setup
-    from dsrun.planner.trainers import Trainer
+    from dsrun.planner.trainers import TrainerDefaults
 
 USUAL_LENGTH = 2048
 """Tokens of an example where only numbers describe the model."""
@@ -116,7 +116,7 @@ def _measured(case: PlanCase, model: str) -> PlanCase:
     return dataclasses.replace(case, target=target, notes=case.notes + notes)
 
 
-def trainer_of(case: PlanCase) -> Trainer:
+def trainer_of(case: PlanCase) -> TrainerDefaults:
     """Who trains. Raises DsrunError for a name that there isn't."""
     from dsrun.planner import trainers
 
