@@ -7,7 +7,7 @@ fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_m
 estimate_training_usage and fitcheck-llm give, each called in this run, and what was measured. Then the median and the
 90th percentile of the relative errors, and how often each is right about what fits. A row with a word that is not in
 the language is listed under `refused`, and the exit code is 1. --json prints all of it as data; --write makes
-docs/reference/planner-accuracy.md and bench/results/planner-<date>.json.
+docs/reference/planner-accuracy.md, bench/results/planner-<date>.json and presets/accuracy/published.toml.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dsrun.planner.plan import ERROR, STUCK, TIGHT, TIGHT_FROM, chance  # noqa: 
 
 PAGE = CHECKOUT / "docs/reference/planner-accuracy.md"
 RESULTS = CHECKOUT / "bench/results"
+ACCURACY = CHECKOUT / "presets/accuracy/published.toml"
 NAMES = {
     "dsrun": "dsrun", "deepspeed": "DeepSpeed", "accelerate": "accelerate", "fitcheck": "fitcheck-llm",
 }  # fmt: skip
@@ -366,6 +367,21 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def accuracy_file(rows: Sequence[Row]) -> str:
+    """The errors by class that `dsrun plan` names, as TOML."""
+    lines = [
+        "# Errors of the planner beside published runs, by class: made by `python bench/planner.py --write`.",
+        "# memory: relative, whatever counter was read; seconds: a factor, up or down.",
+    ]
+    for part, classes in scoring.by_plans_class(rows).items():
+        lines += ["", f"[{part}]"]
+        lines += [
+            f'"{name}" = {{ runs = {found.n}, median = {found.median:.3f}, p90 = {found.p90:.3f} }}'
+            for name, found in classes.items()
+        ]
+    return "\n".join([*lines, ""])
+
+
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
@@ -396,6 +412,7 @@ def main() -> None:
     print(data if given.json else text)
     if given.write:
         PAGE.write_text(text, encoding="utf-8")
+        ACCURACY.write_text(accuracy_file([*rows, *later]), encoding="utf-8")
         (RESULTS / f"planner-{date.today()}.json").write_text(data + "\n", encoding="utf-8")
     if words := scoring.refused([*rows, *later]):
         for one in words:

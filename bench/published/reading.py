@@ -159,6 +159,7 @@ def read(case: Mapping[str, Any]) -> Read:
         # _foreach_supported_types); accelerate doesn't since 2023 (use_orig_params).
         fused_adam=any(words.switch(case, field) for field in ("fused_adam", "flat_parameters"))
         or case.get("optimizer") == "adamw_torch_fused",
+        looped_experts=shape.experts is not None and case.get("logits") in OLD,
         scores_bytes=SCORES_THEN if case.get("logits") in OLD else None,
         lora_dropout=words.number(case, "lora_dropout") or 0.0 if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),

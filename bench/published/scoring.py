@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from dsrun.planner import accuracy
 from dsrun.planner.gpu_memory import GIB, gpu_memory
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, chance, demand
@@ -47,6 +48,8 @@ class Row:
     """Why there is no prediction."""
     mixture: bool = False
     """Whether the model is a mixture of experts."""
+    setup: Setup | None = None
+    """The case as the planner takes it."""
 
     @property
     def smi_gib(self) -> float | None:
@@ -195,6 +198,7 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         host,
         memory.smi / GIB,
         mixture=given.setup.shape.experts is not None,
+        setup=given.setup,
     )
 
 
@@ -266,6 +270,24 @@ def by_class(rows: Sequence[Row]) -> dict[str, tuple[Score, float | None]]:
         errors = [each for row in rows if not row.held and belongs(row) and (each := error(row)) is not None]
         found[name] = _score([abs(each) for each in errors]), statistics.median(errors) if errors else None
     return found
+
+
+def by_plans_class(rows: Iterable[Row]) -> dict[str, dict[str, Score]]:
+    """Part -> the class that a plan names (dsrun/planner/accuracy.py) -> its score, over whatever counter was read."""
+    memory: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        if row.held or row.setup is None:
+            continue
+        if (error := row.error("dsrun")) is not None:
+            memory.setdefault(accuracy.memory_class(row.setup), []).append(abs(error))
+        if row.pace:
+            seconds.setdefault(accuracy.seconds_class(row.setup), []).append(max(row.pace, 1 / row.pace))
+    parts = {"memory": memory, "seconds": seconds}
+    return {
+        part: {name: _score(errors) for name, errors in sorted(found.items())}
+        for part, found in parts.items()
+    }
 
 
 def brier(rows: Iterable[Row]) -> float | None:

@@ -299,11 +299,11 @@ def _unfused_bytes(setup: Setup) -> int:
 
 def _foreach(setup: Setup) -> float:
     """Bytes of the temporary that torch's own Adam makes as it steps a rank's weights all at once (optim/adam.py:
-    _multi_tensor_adam, _foreach_sqrt): one more moment, as wide as they are. States of 8 bits are stepped one by one.
+    _multi_tensor_adam, _foreach_sqrt): one more moment, as wide as they are.
 
     With that, FSDP takes 10 bytes a weight over its ranks in pure bf16 and 20 in mixed precision, as was measured.
     """
-    if setup.fused_adam or OPTIMIZERS[setup.optimizer][0] < 4:
+    if setup.fused_adam:
         return 0.0
     width = 2.0 if setup.precision == "pure" else 4.0
     return (4.0 * setup.adapters + width * (setup.trained - setup.adapters)) / setup.shards

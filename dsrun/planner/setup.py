@@ -133,6 +133,8 @@ class Setup:
     """Stages 1 and 2 lay the weights out on the GPU where there is room (DeepSpeed since 0.17; before, on the host)."""
     reentrant: bool | None = None
     """Checkpointing's kind (torch.utils.checkpoint's use_reentrant); None: dsrun's, reentrant at stage 3 alone."""
+    looped_experts: bool = False
+    """A mixture's experts are computed one after another in Python (transformers 4), not in grouped products."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
 

@@ -90,11 +90,6 @@ def test_adam_under_fsdp_as_it_was_measured():
         assert states - fused == pytest.approx((2 if precision == "pure" else 4) * LLAMA.parameters / 8)
 
 
-def test_states_of_8_bits_are_stepped_one_by_one():
-    asked = setup(engine="torch", stage=0, gpus=1, precision="pure", fused_adam=False, optimizer="adamw-8bit")
-    assert gpu_memory(asked).peaks["step"] == gpu_memory(asked.changed(fused_adam=True)).peaks["step"]
-
-
 def test_kbit_casts():
     """Embedding and output weights twice as wide, the residual stream too, and a 16-bit copy of the output weights."""
     plain = lora(engine="torch", stage=0, gpus=1, precision="pure", quantized="nf4")
