@@ -328,6 +328,10 @@ class PlanOptions(
         above=0,
         metavar="MONEY",
     )
+    trainer: str = option(
+        "dsrun", "Who trains: dsrun, hf, trl, llama-factory, ms-swift, axolotl, torchtune (presets/trainers).",
+        metavar="NAME",
+    )  # fmt: skip
     layouts: bool = option(
         False, "Compare layouts of data, tensor, sequence and pipeline parallelism over all GPUs."
     )

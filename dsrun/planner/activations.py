@@ -46,16 +46,17 @@ def logits(setup: Setup) -> float:
     ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
     logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. dsrun
     names the size of a piece in its jobs (training/models/kernels.py: chunk_budget). A loss in
-    tiles does the same with pieces of a given size, in torch: it holds a piece as long as the whole one otherwise, and
+    tiles, as TRL's chunked_nll is one, does the same with pieces of a given size, in torch: it holds a piece as long as
+    the whole one otherwise, and
     sums the weights' gradient in fp32 (training/models/tiling.py).
     """
     shape, tokens = setup.shape, setup.tokens
-    if not setup.logits_bytes or not (setup.fused_loss or setup.tile):
+    if not setup.logits_bytes or not (setup.fused_loss or setup.tile or setup.loss_tokens):
         return setup.logits_bytes * tokens * shape.vocab
     width = 4 if setup.precision == "fp32" else 2
     head = shape.embedding if setup.method == "full" else 0
     if not setup.fused_loss:
-        piece = setup.logits_bytes * min(tokens, setup.tile) * shape.vocab
+        piece = setup.logits_bytes * min(tokens, setup.tile or setup.loss_tokens) * shape.vocab
         return float(piece + width * tokens * shape.hidden + (4 + width) * head)
     rows = min(tokens, setup.fused_tokens) or min(
         tokens, 2 ** math.ceil(math.log2(max(1.0, tokens / math.ceil(shape.vocab / max(1, shape.hidden)))))
@@ -93,7 +94,7 @@ def _norms(setup: Setup) -> float:
     shape, block = setup.shape, setup.shape.block
     fp32, trained = setup.precision == "fp32", setup.method == "full"
     input_bytes, normed_bytes = (
-        (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (4 if fp32 else 2, 0)
+        (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (setup.stream_bytes, 0)
     )
     each = input_bytes + (normed_bytes if trained else 0)
     width = float(each * block.norms * shape.hidden)
@@ -195,5 +196,9 @@ def _scores(setup: Setup, bytes_each: dict[str, float]) -> float:
     each = bytes_each["fp32" if fp32 else "16 bits"]
     if block.scores is not None and not fp32:
         each = block.scores[bytes_each is SCORES_ONCE]
+    if setup.scores_bytes is not None and bytes_each is SCORES_ONCE:
+        each = setup.scores_bytes
     each += CAPPED if block.capped else 0.0
+    # Dropout's mask and the dropped scores, which are multiplied with the values in place of the softmax.
+    each += 1.0 + (4 if fp32 else 2) if block.attention_dropout else 0.0
     return each * setup.shape.heads * setup.seq_len * setup.tokens

@@ -85,7 +85,10 @@ def saved(family, **how):
 
     if family in EAGER:  # transformers before 5.23 takes SDPA for gemma2, dsrun doesn't
         how.setdefault("attention", "eager")
-    return bytes_a_token(config(family), TOKENS, layers=LAYERS.get(family, "num_hidden_layers"), **how)
+    changes = {name: how.pop(name) for name in [*how] if name in CONFIGS[family]}
+    return bytes_a_token(
+        {**config(family), **changes}, TOKENS, layers=LAYERS.get(family, "num_hidden_layers"), **how
+    )
 
 
 def predicted(asked):
@@ -118,6 +121,18 @@ def test_padding_repeats_grouped_keys_and_adds_a_mask(family):
 
 def test_scores():
     assert_near(predicted(replace(setup("llama"), flash=False)), saved("llama", attention="eager"))
+
+
+def test_attentions_dropout_keeps_its_mask_and_the_dropped_scores():
+    # As above, a CPU keeps the mask as wide as the numbers: one byte a score more than a GPU.
+    asked = setup("gpt2")
+    shape = from_config({**config("gpt2"), "attn_pdrop": 0.1}, "gpt2")
+    assert shape.block.attention_dropout and not asked.shape.block.attention_dropout
+    dropped = replace(asked, shape=shape, flash=False)
+    plain = replace(asked, flash=False)
+    measured = [saved("gpt2", attention="eager", **more) for more in ({}, {"attn_pdrop": 0.1})]
+    wide = TOKENS * shape.heads
+    assert predicted(dropped) - predicted(plain) + wide == pytest.approx(measured[1] - measured[0], rel=0.02)
 
 
 @GROUPED

@@ -274,6 +274,7 @@ def test_every_field():
         head_dim=24,
         vocab=100,
         positions=512,
+        block=FAMILIES["llama"].block,
     )
     assert (shape.query_width, shape.kv_width, shape.embedding) == (96, 48, 6400)
     assert shape.layer_parameters == (123840 - 2 * 6400) // 3

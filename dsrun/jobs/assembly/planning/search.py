@@ -84,6 +84,19 @@ def answer(
     return RankedPlans(plans, skipped, advice)
 
 
+def runnable(plan: Plan) -> bool:
+    """Whether `dsrun finetune` trains like that: it doesn't shard 4-bit weights."""
+    return not (plan.setup.quantized and plan.setup.sharded)
+
+
+def runnable_first(ranked: RankedPlans) -> RankedPlans:
+    """The plans that fit and that finetune runs before those that fit and that it doesn't; a line about the latter."""
+    fitting = [plan for plan in ranked.plans if plan.verdict != OUT]
+    others = [plan for plan in ranked.plans if plan.verdict == OUT]
+    plans = [*filter(runnable, fitting), *(plan for plan in fitting if not runnable(plan)), *others]
+    return replace(ranked, plans=plans)
+
+
 def batches(
     resolved: Resolved[PlanOptions], ranks: int
 ) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
