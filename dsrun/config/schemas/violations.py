@@ -282,8 +282,7 @@ class _Walk:
             advice = f"Nest the sections: {shorten(nested)}."
             return Violation("dotted", path, value, text, advice, checked)
         if since := self.schema.later(path):
-            here = ".".join(map(str, self.schema.version))
-            text = f"is new in DeepSpeed {since}: {here} {_fate(checked)}"
+            text = f"is new in DeepSpeed {since}: {self.schema.release} {_fate(checked)}"
             return Violation("later", path, value, text, f"Remove it, or use DeepSpeed {since}.", checked)
         return self._of_no_version(path, value, beside, checked=checked)
 

@@ -187,7 +187,7 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, "Write 16, DeepSpeed's default; 0 starts with no scaling.", fix, "warning")
 
 
-@rule("DS309", REFUSED, since=(0, 19))
+@rule("DS309", REFUSED, since=(0, 19, 3))
 @bad({**ZERO_1, **fp16(loss_scale_window=0)}, {**ZERO_1, **fp16(loss_scale_window=-1, loss_scale=0)})
 @good(
     {**ZERO_1, **fp16(loss_scale_window=1, min_loss_scale=1)},
@@ -210,7 +210,7 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule("DS310", REFUSED, since=(0, 18))
+@rule("DS310", REFUSED, since=(0, 18, 8))
 @bad(fp16(loss_scale=True), {**ZERO_1, "fp16": {"enabled": False, "loss_scale_window": "8.0"}})
 @good(
     {**ZERO_1, **fp16(loss_scale="128")},

@@ -48,7 +48,7 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS227", REFUSED, since=(0, 12))
+@rule("DS227", REFUSED, since=(0, 12, 3))
 @bad(
     zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
     zero(1, offload_optimizer={"device": "none", "ratio": 0}),
@@ -66,7 +66,7 @@ def partial_offload_below_stage_3() -> Table:
     return in_range(path, text, when.below_stage(3), put(path, 1), least=1)
 
 
-@rule("DS228", FAILS, since=(0, 12))
+@rule("DS228", FAILS, since=(0, 12, 3))
 @bad(
     {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
     {**made("AdamW", lr=1e-4, torch_adam=True), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},

@@ -19,7 +19,7 @@ QUANTISED = (WEIGHTS, FROZEN, GRADIENTS)
 SHARD = f"{ZERO}.mics_shard_size"
 HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
 NEW = (0, 10)
-LAST_MICS = (0, 18)
+LAST_MICS = (0, 19, 6)
 
 
 def _per_node(context: Context) -> int | None:
