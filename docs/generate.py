@@ -247,7 +247,7 @@ def keys_page() -> Iterator[str]:
     yield ""
     yield f"Every key that DeepSpeed {found['x-deepspeed-version']} reads, from the schema that dsrun checks with."
     yield '*Default* is DeepSpeed\'s own, `-` where it has none. *auto*: HF Trainer fills in `"auto"` there.'
-    yield "A key that begins with an underscore is a comment. *Since* is the release that brought it (none: 0.9.0 has it),"
+    yield "A key that begins with an underscore is a comment. *Since* is the release that brought it (none: 0.9.0),"
     yield "and defaults that it once had stand beside the one it has, as the releases' own code has them."
     yield ""
     plain = {key: node for key, node in found["properties"].items() if not node.get("properties")}

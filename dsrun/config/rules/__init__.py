@@ -53,6 +53,12 @@ def _of_release(release: schema.Version) -> list[Rule]:
     return [rule for rule in find_rules() if rule.holds_in(release)]
 
 
+def _configures_nothing(context: Context) -> bool:
+    from dsrun.config.rules.file.effects import configures_nothing
+
+    return not context.setting.launch and configures_nothing(context)
+
+
 def run(
     config: Mapping[str, Any], setting: Setting | None = None, issues: tuple[SyntaxIssue, ...] = ()
 ) -> list[Finding]:
@@ -67,6 +73,8 @@ def run(
     rules = _of_release(context.version)
     if any(issue.kind == UNREADABLE for issue in issues):
         rules = [rule for rule in rules if rule.id == "DS020"]  # there are no keys to check
+    elif _configures_nothing(context):
+        rules = [rule for rule in rules if rule.id.startswith(("DS016", "DS02"))]
     elif open_:
         rules = [rule for rule in rules if rule.id.startswith(OF_ONE_KEY)]
     findings: list[Finding] = []

@@ -16,17 +16,17 @@ VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
 SCHEMAS = {schema.name_of(version): schema.load(version).root for version in schema.versions()}
 DIGESTS = {
-    "0.9": "3ecd9a0388fa23b4",
-    "0.10": "6494ad5081f57f9a",
-    "0.11": "c1a3f95e3b41df0b",
-    "0.12": "842b5ffc3f8916a4",
-    "0.13": "6ee8d54c63bf3ef7",
-    "0.14": "41a140fa8e2f1d23",
-    "0.15": "a4859db2e9f2a13d",
-    "0.16": "0d9ccdcf63d1c83b",
-    "0.17": "005650abaf73c35d",
-    "0.18": "0573121f3311135c",
-    "0.19": "111ae8db0bc5fc93",
+    "0.9": "406997b1784eeaf4",
+    "0.10": "dc30daf2d9105198",
+    "0.11": "8f8bc7569599cac6",
+    "0.12": "f47d6943d2b3f42a",
+    "0.13": "fa7a884da0beb430",
+    "0.14": "8b7367dc29a251bf",
+    "0.15": "4384b7908fa0f475",
+    "0.16": "096787dcade39dc7",
+    "0.17": "bf7cefdd7c210919",
+    "0.18": "dfa9d5e06481417b",
+    "0.19": "894e9e7efd355cae",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
 

@@ -26,11 +26,13 @@ def parameter_offload_below_stage_3(context: Context) -> Iterator[Finding]:
     """offload_param is read in stage 3 only; below it DeepSpeed ignores it silently (runtime/engine.py)."""
     where = device(context, PARAMETERS)
     if context.stage < 3 and where:
+        path = PARAMETERS if context.has(PARAMETERS) else f"{ZERO}.cpu_offload_param"
         yield Finding(
-            PARAMETERS if context.has(PARAMETERS) else f"{ZERO}.cpu_offload_param",
+            path,
             f"stage {context.stage} ignores it: the weights stay on the GPU instead of {where}",
             "Set zero_optimization.stage to 3, or remove it.",
-            set_to(context, STAGE, 3),
+            # The job trains in its stage today: a fix that changes it trains another way.
+            removal(context, path, safe=False),
         )
 
 
