@@ -36,6 +36,10 @@ INSTEAD = re.compile(
     re.IGNORECASE,
 )
 """What a deprecation says to take; the first letter's case is any."""
+DOTTED = re.compile(
+    r"\b(?:use|using|in favou?r of)\s[^`'\".]{0,40}?\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)", re.IGNORECASE
+)
+"""The same with words in between: "use the PyTorch implementation torch.optim.AdamW"."""
 NO_NAMES = ("the", "a", "an", "it", "this", "that", "instead", "another", "one", "your", "any")
 
 
@@ -175,12 +179,13 @@ def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -
         dynamic=bool(list(module.of("*"))),
     )
     if not entries:
-        return replace(record, near=tuple(closest(name, {entry.text for entry in module.of("")})))
+        return replace(record, near=tuple(closest(name, {other for other, _ in module.spans()})))
     places = [module, *(one.module for one in known)]
     moved = next((below.text for entry in entries for below in entry.of(">")), "")
     others: dict[str, int] = {}
-    for entry in module.of(""):
-        _add(others, {entry.text: entry.releases})
+    if record.next:  # a new name may have taken its place
+        for other, had in module.spans():
+            others[other] = others.get(other, 0) | had
     record = _with_replacement(record, name, places, moved, others)
     if not record.messages and not record.instead and newest and newest.path != path:
         # What a package exports is gone with its definition, whose own module knows where it went.
@@ -401,6 +406,8 @@ def is_about(text: str, name: str) -> bool:
 
 def _advised(text: str, name: str) -> str:
     """What a deprecation of a name says to take."""
+    if (dotted := DOTTED.search(text)) and dotted[1] != name:
+        return dotted[1]
     for found in INSTEAD.finditer(text):
         advised = found.group(1).rstrip(".")
         if advised != name and advised.lower() not in NO_NAMES and (_marked(text, found) or "_" in advised):

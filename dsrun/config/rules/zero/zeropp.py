@@ -20,7 +20,7 @@ SHARD = f"{ZERO}.mics_shard_size"
 HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
 NEW = (0, 10)
 FIXED_QUANTISER = (0, 19, 6)
-LAST_MICS = (0, 18)
+LAST_MICS = (0, 19, 6)
 
 
 def _per_node(context: Context) -> int | None:
