@@ -53,7 +53,9 @@ class Explanation(NamedTuple):
 
 def first_of(unknown: Sequence[RaisedException], lines: Sequence[PeeledLine]) -> RaisedException:
     """The first exception after which its rank didn't go on; the next one where it is a library's probe in a chain."""
-    fatal = [other for other in unknown if not progress.went_on(other.line, lines)] or unknown
+    fatal = [other for other in unknown if not progress.went_on(other.line, lines)] or list(unknown)
+    # What another process raised stands below the exception that passes it on.
+    fatal = [other for other in fatal if not other.is_wrapped] or fatal
     first, *later = fatal
     following = next((other for other in later if other.line.source == first.line.source), None)
     if first.name in exception_types.PROBES and following and following.in_chain:

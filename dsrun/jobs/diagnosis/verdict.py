@@ -11,15 +11,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, memory_text, progress, ranks, unknown_exceptions
+from dsrun.jobs.diagnosis import (
+    api_history,
+    exception_types,
+    language_errors,
+    likeness,
+    memory_text,
+    progress,
+    ranks,
+    unknown_exceptions,
+)
+from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine
-from dsrun.jobs.diagnosis.reading.tracebacks import CODE, RaisedException, exceptions, exceptions_inside
+from dsrun.jobs.diagnosis.reading.tracebacks import (
+    CODE,
+    OF_LANGUAGE,
+    RaisedException,
+    exceptions,
+    exceptions_inside,
+)
 from dsrun.jobs.diagnosis.signatures import (
     HARMLESS,
+    MESSAGE,
     PLACE,
     ROOT,
     SYMPTOM,
@@ -33,6 +52,16 @@ LINES_ABOVE = 70
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
 WARNED, FAILED = "WARNING", "ERROR"
+FAILURE = re.compile(
+    r"(?:\b(?:ERROR|FATAL|CRITICAL|Fatal error|fatal)\b[: ]|\b[A-Z]\w{0,60}(?:Error|Exception)\b(?::|$)|^[Ee]rror\b"
+    r"|(?i:\b(?:failed with|failed to|exit(?:ed)? (?:with )?(?:code|status)|return(?:ed)? (?:with )?code|error code))"
+    r"(?![ :=]{0,4}0\b))"
+)
+"""Words of a line that something failed: a level, a type of an exception, an exit code other than 0."""
+PARAMETER_CAUSES = ("script_api", "version")
+"""Classes of a call that a release doesn't take: by who is to change, which a signature may know."""
+MOST_FAILED = 5
+"""Lines that speak of a failure that are shown where no cause is named."""
 MOST_QUOTED = 400
 """Longest quotation of a line, in characters."""
 
@@ -56,6 +85,12 @@ class Reading:
     unknown: Sequence[RaisedException]
     """Exceptions that no signature knows."""
     index: SignatureIndex
+    raised: Sequence[RaisedException] = ()
+    """All exceptions, those that a signature knows, too."""
+
+    def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
+        """The exception whose line, or a line of whose message, this is."""
+        return next((one for one in self.raised if line and _place(line) in _own_places(one)), None)
 
     def of_kind(self, kind: str) -> list[Sighting]:
         """The sightings of one kind."""
@@ -79,12 +114,30 @@ class Verdict:
     first: ranks.FirstRank = ranks.NOBODY
     others: tuple[str, ...] = ()
     """Ids of other signatures in the logs, in order."""
+    told: language_errors.Told | None = None
+    """What Python's own exception means, by the code at which it was raised."""
+    api: api_history.ApiFinding | None = None
+    """What the releases of a package say about the name that is asked for in vain."""
+    exception: RaisedException | None = None
+    """The exception on the line that shows the cause, if it is one."""
+    lines: Sequence[PeeledLine] = field(default=(), repr=False)
+    """All lines, for what stands around the one that shows the cause."""
+    failed: Sequence[PeeledLine] = ()
+    """Without a cause: lines that speak of a failure."""
+    like: likeness.Likeness | None = None
+    """Without a cause: the signature whose example is most like the line."""
 
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
-    unexplained = None
+    verdict = replace(_with_details(_decided(reading), reading), lines=lines)
+    return verdict if verdict.cause else _unexplained(verdict, reading)
+
+
+def _decided(reading: Reading) -> Verdict:
+    """The verdict by signatures, types and words alone."""
+    lines, unexplained = reading.lines, None
     # From the surest kind to the least. An exception that is a consequence of another failure is kept back: a symptom
     # or a tail below it may still name that failure.
     for decide in (_root, _exception, _symptom, _logged, _tail):
@@ -94,6 +147,69 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
             elif unexplained is None or verdict.cause is not None:
                 return verdict
     return unexplained or Verdict(values={}, line=next(filter(_has_text, reversed(lines)), None))
+
+
+def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
+    """The verdict with what the code at an exception, and the releases of packages, say beyond its class."""
+    raised = verdict.raised or reading.exception_of(verdict.line)
+    if raised is None:
+        return verdict
+    verdict = replace(verdict, exception=raised)
+    if api := api_history.finding(raised, reading.lines):
+        return _by_history(verdict, api)
+    if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
+        return replace(verdict, confidence=_by_owner(verdict, raised))
+    if told := language_errors.told(raised):
+        # A sentence on the very expression says more than a file's signature.
+        cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
+        confidence = "medium" if verdict.confidence in ("none", "low") else verdict.confidence
+        return replace(verdict, cause=cause, told=told, signature=None, confidence=confidence, raised=raised)
+    return verdict
+
+
+def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
+    """A verdict without a cause, with the lines that speak of a failure, and what they look like."""
+    raised = verdict.raised
+    failed = [raised.line] if raised else list(islice(filter(_speaks_of_failure, reading.lines), MOST_FAILED))
+    if not failed or verdict.signature:
+        return replace(verdict, failed=tuple(failed))
+    text = f"{raised.name}: {raised.message}" if raised else failed[0].text
+    like = likeness.index_of(reading.index.all).nearest(text)
+    line = verdict.line if raised else failed[0]
+    return replace(verdict, failed=tuple(failed), like=like, line=line)
+
+
+def _speaks_of_failure(line: PeeledLine) -> bool:
+    """Whether a line has the level or the words of a failure, and no program goes on by its level."""
+    return (
+        line.level not in GOES_ON
+        and not CODE.match(line.text)
+        and (line.level == FAILED or bool(FAILURE.search(line.text)))
+    )
+
+
+def _by_history(verdict: Verdict, api: api_history.ApiFinding) -> Verdict:
+    """The verdict as the releases of a package make it."""
+    if api.direction == api_history.NEVER and api.kind not in ("model type", "name"):
+        # That no release has a name is sure only of what was read; a signature that knows the line knows more.
+        if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
+            return verdict
+        confidence = "medium" if api.near or api.is_own else "low"
+        cause = "script_error" if api.is_own else "version"
+        return replace(verdict, api=api, cause=cause, confidence=confidence, raised=verdict.exception)
+    surely = api.is_sure and api.direction in (api_history.NEWER, api_history.OLDER)
+    cause = "import" if api.direction == api_history.BROKEN else "version"
+    if api.kind == "parameter" and verdict.cause in PARAMETER_CAUSES:
+        cause = verdict.cause or cause
+    return replace(verdict, api=api, cause=cause, confidence="high" if surely else "medium")
+
+
+def _by_owner(verdict: Verdict, raised: RaisedException) -> str:
+    """The confidence in a signature, at most "medium" where the user's own code raised what it takes for a library's
+    failure, or where Python's own words are all that there is."""
+    own_words = raised.owner == owners.USER and raised.raiser is not None and CODE.match(raised.raiser.code)
+    bare = raised.name in OF_LANGUAGE and not raised.frames
+    return "medium" if verdict.confidence == "high" and (own_words or bare) else verdict.confidence
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
@@ -122,7 +238,12 @@ def _read(
     index: SignatureIndex,
 ) -> Reading:
     """A reading of the lines. ignored: places of lines that don't count."""
-    fitting = list(_in_context(seen, lines))
+    theirs = _of_users_own_code(raised)
+    fitting = [
+        sighting
+        for sighting in _in_context(seen, lines)
+        if sighting.signature.own_code or _place(sighting.line) not in theirs
+    ]
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
     }
@@ -141,9 +262,17 @@ def _read(
         and below.isdisjoint((exception.line.source, number) for number in _own_lines(exception)[1:])
     ]
     in_threads = [exception for exception in unknown if exception.handled]
-    return Reading(
-        lines, telling, [exception for exception in unknown if not exception.handled] or in_threads, index
-    )
+    in_no_thread = [exception for exception in unknown if not exception.handled]
+    return Reading(lines, telling, in_no_thread or in_threads, index, raised)
+
+
+def _of_users_own_code(raised: Sequence[RaisedException]) -> set[tuple[int, int]]:
+    """Places of exceptions that Python raised at an expression of the user's own: no library's failure."""
+    return {_place(exception.line) for exception in raised if exception.is_users_own}
+
+
+def _own_places(raised: RaisedException) -> set[tuple[int, int]]:
+    return {(raised.line.source, number) for number in _own_lines(raised)}
 
 
 def _own_lines(raised: RaisedException) -> range:
@@ -225,7 +354,10 @@ def _root(reading: Reading) -> Verdict | None:
             sighting
             for sighting in roots
             if (sighting in loud or sighting in more) and not CODE.match(sighting.line.text)
-        ] or loud
+        ]
+        if not telling:  # nothing but source code that would say it
+            named = None if reading.unknown else _named(loud, reading)
+            return replace(named, confidence="low") if named and named.cause else None
         fatal = [sighting for sighting in telling if not _survived(sighting, reading)]
         if not fatal and _fails_later(telling[-1].line, reading):
             return None

@@ -73,6 +73,9 @@ class FailureSignature:
     """Whether a rank that prints it only waited for another one."""
     names_rank: bool = False
     """Whether its line is of the rank to blame, whoever else shows the same failure."""
+    own_code: bool = False
+    """Whether it holds for an exception of Python's at an expression of the user's own code, too: by default such an
+    exception says nothing of a library."""
     of_job: bool = False
     """Whether it ends the job as a whole, so that no rank was first."""
     over: tuple[str, ...] = ()
@@ -83,6 +86,8 @@ class FailureSignature:
     """Where the text or the behaviour comes from."""
     examples: tuple[str, ...]
     """Logs in which it is found."""
+    near_misses: tuple[str, ...] = ()
+    """Logs like the examples that mean something else: it is not found in them."""
 
     @property
     def compiled(self) -> re.Pattern[str]:
@@ -193,6 +198,7 @@ class SignatureIndex:
     """Signatures by the texts that their patterns can't match without, so that few are tried on a line."""
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
+        self.all = tuple(signatures.values())
         self._messages = tuple(signature for signature in signatures.values() if signature.kind == MESSAGE)
         """Tried on exceptions only, of which there are few."""
         self._signatures = tuple(signature for signature in signatures.values() if signature.kind != MESSAGE)
