@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 _NAME = r"[A-Za-z_]\w{0,100}"
 IMPORTED = re.compile(
-    rf"cannot import name ['\"](?P<name>{_NAME})['\"] from (?:partially initialized module )?"
+    rf"(?m)^(?:[^\n]{{0,200}}: )?cannot import name ['\"](?P<name>{_NAME})['\"] from (?:partially initialized module )?"
     rf"['\"](?P<module>[\w.]{{1,200}})['\"]"
 )
 OF_MODULE = re.compile(
-    rf"module ['\"]?(?P<module>[\w.]{{1,200}})['\"]? has no attribute ['\"]?(?P<name>{_NAME})"
+    r"^(?:partially initialized )?module ['\"]?(?P<module>[\w.]{1,200})['\"]? has no attribute ['\"]?"
+    rf"(?P<name>{_NAME})"
 )
-MODULE = re.compile(r"No module named ['\"](?P<module>\w{1,60}(?:\.\w{1,80}){1,12})['\"]")
+MODULE = re.compile(
+    r"(?m)^(?:[^\n]{0,200}: )?No module named ['\"](?P<module>\w{1,60}(?:\.\w{1,80}){1,12})['\"]"
+)
 ARGUMENT = re.compile(
-    rf"(?P<call>(?:{_NAME}\.){{0,4}}{_NAME})\(\) got an unexpected keyword argument ['\"](?P<parameter>{_NAME})['\"]"
+    rf"^(?P<call>(?:{_NAME}\.){{0,4}}{_NAME})\(\) got an unexpected keyword argument ['\"](?P<parameter>{_NAME})['\"]"
 )
 OF_OBJECT = re.compile(
-    rf"(?:type object )?['\"](?P<class>(?:{_NAME}\.){{0,4}}{_NAME})['\"](?: object)? has no attribute "
+    rf"^(?:type object )?['\"](?P<class>(?:{_NAME}\.){{0,4}}{_NAME})['\"](?: object)? has no attribute "
     rf"['\"](?P<name>{_NAME})['\"]"
 )
 MODEL_TYPE = re.compile(r"has model type [`'\"](?P<model>[\w-]{1,80})[`'\"] but")
@@ -43,6 +46,18 @@ MODEL_MAPPING = re.compile(
     r"transformers/models/auto/(?:configuration|auto|modeling)_\w{1,40}\.py$|/auto_factory\.py$"
 )
 """Files whose KeyError is a model_type that this transformers doesn't know."""
+TYPES = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "AttributeError",
+    "TypeError",
+    "ValueError",
+    "KeyError",
+    "RuntimeError",
+)
+"""Exceptions in which these words are Python's or transformers', and no quotation."""
+IMPORTS = ("ImportError", "ModuleNotFoundError", "RuntimeError")
+"""Those of them that say what can't be imported; RuntimeError is transformers', about an import of its own."""
 SHORTEST_STEM = 8
 """Letters of a class's name that make it the stem of a longer one, as DPOTrainer is of _UnslothDPOTrainer."""
 PLACES = (
@@ -57,9 +72,9 @@ PLACES = (
     "bitsandbytes",
 )
 """Packages whose exported names are looked through for a class that a message names without its module."""
-NEWER, OLDER, EITHER, NEVER, BROKEN = "newer", "older", "either", "never", "broken"
-"""The release that is needed, beside the one installed: a newer, an older, one of the two; no release has the name;
-every release has it, so that the installed files are at fault."""
+NEWER, OLDER, NEVER, BROKEN = "newer", "older", "never", "broken"
+"""The release that is needed, beside the one installed: a newer, an older; no release has the name; every release has
+it, so that the installed files are at fault."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +114,8 @@ class ApiFinding:
     @property
     def requirement(self) -> str:
         """The releases that have it, as pip takes them."""
-        parts = [f">={self.first}"] if self.direction in (NEWER, EITHER) and self.first else []
-        if self.direction in (OLDER, EITHER) and self.gone:
-            parts.append(f"<{self.gone}")
+        parts = [f">={self.first}"] if self.first else []
+        parts += [f"<{self.gone}"] if self.gone else []
         return f"{self.package}{','.join(parts)}"
 
 
@@ -119,7 +133,7 @@ class _Asked:
 
 def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding | None:
     """What the releases say about the name that an exception misses; None where they know nothing of it."""
-    if raised.is_users_own:
+    if raised.is_users_own or raised.name not in TYPES:
         return None
     records = [(asked, record) for asked in _asked(raised) if (record := _record(asked))]
     if not records:
@@ -175,7 +189,9 @@ def _direction(record: NameRecord, installed: str) -> str:
         return side
     if not record.next:
         return BROKEN if record.from_the_start else NEWER
-    return OLDER if record.from_the_start or record.instead else EITHER
+    return (
+        OLDER  # of releases without it, the newer ones are installed more often than those of before it came
+    )
 
 
 def _side(record: NameRecord, installed: str) -> str:
@@ -227,9 +243,9 @@ def _asked(raised: RaisedException) -> Iterator[_Asked]:
     elif hit := MODEL_KEY.match(message.strip()) if raised.name == "KeyError" else None:
         if raised.raiser and MODEL_MAPPING.search(raised.raiser.file.replace("\\", "/")):
             yield _model_type(hit["model"])
-    elif hit := IMPORTED.search(message) or OF_MODULE.search(message):
+    elif hit := (IMPORTED.search(message) if raised.name in IMPORTS else OF_MODULE.search(message)):
         yield _Asked("name", f"{hit['module']}.{hit['name']}", hit["name"])
-    elif hit := MODULE.search(message):
+    elif hit := MODULE.search(message) if raised.name in IMPORTS else None:
         yield _Asked("module", hit["module"], hit["module"])
     elif hit := ARGUMENT.search(message):
         yield from _parameter(hit["call"], hit["parameter"], raised)
@@ -354,7 +370,6 @@ def _means(found: ApiFinding) -> str:
     because = {
         NEWER: f"{what} is in {found.package} since {found.first} only, and the installed one is older.",
         OLDER: f"{what} left {found.package} in {found.gone} (it was there {span}).",
-        EITHER: f"{what} is in {found.package} {span} only, and left it in {found.gone}.",
         NEVER: f"No release of {found.package} that is known has {_what(found)}.",
         BROKEN: f"{what} is in {_every(found)}: the installed files aren't those of one whole release, or another "
         "file or folder of that name is found first.",
@@ -438,7 +453,6 @@ def _means_zh(found: ApiFinding) -> str:
     because = {
         NEWER: f"{what} 自 {found.package} {found.first} 起才有，而安装的版本更旧。",
         OLDER: f"{what} 在 {found.package} {found.gone} 中已移除（{span} 有）。",
-        EITHER: f"{what} 只在 {found.package} {span} 中有，{found.gone} 起移除。",
         NEVER: f"已知的 {found.package} 版本都没有 {what}。",
         BROKEN: f"{found.package} 的相应版本都有 {what}：安装的文件不完整，或被同名文件、目录遮住。",
     }[found.direction]

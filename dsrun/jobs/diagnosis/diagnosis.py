@@ -207,7 +207,7 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
         values = _open_values(verdict)
-        place = f" {_place(verdict, chinese)}" if verdict.raised else ""
+        place = f" {_place(verdict, chinese)}"
         return f"{_filled(means, values)}{_raised_text(verdict)}{place}".strip(), _filled(next_step, values)
     if verdict.raised:
         if meaning := verdict.meaning:
@@ -268,8 +268,8 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 
 def _place(verdict: Verdict, chinese: bool) -> str:
     """The place in the user's own code that an exception came from, as a sentence."""
-    raised = verdict.raised
-    if raised is None or not raised.frames:
+    raised = verdict.raised or verdict.exception
+    if raised is None or not raised.frames or (verdict.raised is None and raised.user_frame is None):
         return ""
     frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"

@@ -18,8 +18,11 @@ from dsrun.jobs.diagnosis.signatures import HARMLESS, MESSAGE, PLACE, FailureSig
 
 LETTERS = 5
 """Letters of one sequence."""
-LEAST = 0.3
-"""Cosine from which a line looks like an example: below, other classes are as near as the right one."""
+SHARE_OF_STRANGE = 0.3
+"""Weight of a sequence that no example has, beside that of one that a single example has: names and paths are such."""
+LEAST = 0.35
+"""Cosine from which a line looks like an example. Of examples that were left out by turns and reached it, half had their
+own class's example nearest: a hint to read on by, and no cause."""
 LONGEST = 600
 """Letters of a line that are compared."""
 _NOT_COMPARED = re.compile(r"[\d\W_]+")
@@ -58,7 +61,7 @@ class ExampleIndex:
 
     def _vector(self, text: str) -> dict[str, float]:
         """The sequences of a text with their weights, of length 1."""
-        strange = log(len(self._examples) + 1)
+        strange = log(len(self._examples) + 1) * SHARE_OF_STRANGE
         weighted = {
             part: (1 + log(count)) * self._weights.get(part, strange)
             for part, count in Counter(_parts(text)).items()

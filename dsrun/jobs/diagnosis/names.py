@@ -60,11 +60,21 @@ _FORMS = {
     "number": r"(?<![\w.:x-])-?\d{2,15}(?:\.\d{1,6})?(?![\w:.]|\.\d)",
 }
 FORMS = {kind: re.compile(f"(?P<value>{form})") for kind, form in _FORMS.items()}
-FORMS = {"list": FORMS["list"], "url": FORMS["url"], "quoted": re.compile(rf"(?<!\w){_QUOTED}")} | FORMS
+COUNTED = re.compile(
+    r"(?i)(?<![\w-])(?P<label>port|rank|row|column|device|error code|exit code|exitcode|return code|errno|error|status"
+    r"|dimension|dim|version|layer|epoch|step)s?\]? ?[:=#]? ?\(?(?P<value>-?\d{1,12}(?:\.\d{1,6}){0,3})(?![\w.]\w)"
+)
+"""A number with the word that says what it counts."""
+FORMS = {
+    "counted": COUNTED,
+    "list": FORMS["list"],
+    "url": FORMS["url"],
+    "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),
+} | FORMS
 """What a name is -> its form, where no word says it; the first that fits a place counts."""
 WITHOUT_LABEL = ("quoted", "list", "number", "name")
 NOT_NAMES = re.compile(
-    r"^(?:0x[\da-f]+|torch\.Tensor|int|str|float|dict|list|tuple|bool|None|True|False|[^\w<]{1,8}|\.{2,3}|https?://\S*)$"
+    r"^(?:0x[\da-f]+|torch\.Tensor|int|str|float|dict|list|tuple|bool|None|True|False|[^\w<]{1,8}|\.{2,3}|https?://\S{1,60}/docs/\S*)$"
 )
 """Quoted words that name nothing of the user's."""
 PLACE_IN_CODE = re.compile(
@@ -97,7 +107,8 @@ def names_in(text: str) -> list[Name]:
             start, end = hit.span()
             if any(start < other_end and other_start < end for other_start, other_end, _ in taken):
                 continue
-            label = kind or LABELS[hit["label"].lower()]
+            word = hit.groupdict().get("label")
+            label = LABELS.get(word.lower(), word.lower()) if word else kind
             value = hit["value"].strip()
             if value and not NOT_NAMES.match(value):
                 taken.append((start, end, Name(label, value)))

@@ -36,7 +36,7 @@ IN_SENTENCE = re.compile(
 )
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s+(?=[A-Z'\"`(\u4e00-\u9fff])|\n")
 IS_CODE = re.compile(
-    r"^\s*(?:from|import|def|class|return|if|for|with)\b[^.]*$|[;{}]\s*$|^\s*\w+\s?=\s?\S|^File \""
+    r"^\s*#|^\s*(?:from|import|def|class|return|if|for|with)\b[^.]*$|[;{}]\s*$|^\s*\w+\s?=\s?\S|^File \""
 )
 
 

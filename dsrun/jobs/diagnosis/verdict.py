@@ -28,11 +28,12 @@ from dsrun.jobs.diagnosis import (
     unknown_exceptions,
 )
 from dsrun.jobs.diagnosis.reading import owners
-from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine
+from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
     CODE,
     OF_LANGUAGE,
     RaisedException,
+    code_places,
     exceptions,
     exceptions_inside,
 )
@@ -51,9 +52,14 @@ LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
+GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
+"""Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
+RECORD = re.compile(r"^\s{0,8}[\[(]?\{['\"]\w[\w .-]{0,60}['\"]: ")
+"""A line that is a record of data: a dict or JSON with a key in quotation marks first."""
 FAILURE = re.compile(
-    r"(?:\b(?:ERROR|FATAL|CRITICAL|Fatal error|fatal)\b[: ]|\b[A-Z]\w{0,60}(?:Error|Exception)\b(?::|$)|^[Ee]rror\b"
+    r"(?:\b(?:ERROR|FATAL|CRITICAL|Fatal error|fatal)\b[: ]"
+    r"|\b(?:[A-Z]\w{0,60})?(?:Error|Exception)\b(?::|$)|^[Ee]rror\b"
     r"|(?i:\b(?:failed with|failed to|exit(?:ed)? (?:with )?(?:code|status)|return(?:ed)? (?:with )?code|error code))"
     r"(?![ :=]{0,4}0\b))"
 )
@@ -238,11 +244,12 @@ def _read(
     index: SignatureIndex,
 ) -> Reading:
     """A reading of the lines. ignored: places of lines that don't count."""
-    theirs = _of_users_own_code(raised)
+    theirs, code = _of_users_own_code(raised), code_places(lines)
     fitting = [
         sighting
         for sighting in _in_context(seen, lines)
-        if sighting.signature.own_code or _place(sighting.line) not in theirs
+        if (sighting.signature.own_code or _place(sighting.line) not in theirs)
+        and (sighting.signature.reads_code or _place(sighting.line) not in code)
     ]
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
@@ -276,7 +283,9 @@ def _own_places(raised: RaisedException) -> set[tuple[int, int]]:
 
 
 def _own_lines(raised: RaisedException) -> range:
-    """Numbers of an exception's line and of those below that may belong to its message."""
+    """Numbers of an exception's line and of those below that may belong to its message: Python's own is one line."""
+    if raised.is_users_own:
+        return range(raised.line.number, raised.line.number + 1)
     return range(raised.line.number, raised.last + 1)
 
 
@@ -359,18 +368,28 @@ def _root(reading: Reading) -> Verdict | None:
             named = None if reading.unknown else _named(loud, reading)
             return replace(named, confidence="low") if named and named.cause else None
         fatal = [sighting for sighting in telling if not _survived(sighting, reading)]
-        if not fatal and _fails_later(telling[-1].line, reading):
-            return None
+        if not fatal and (
+            _fails_later(telling[-1].line, reading) or not any(_is_tried_again(one) for one in telling)
+        ):
+            return None  # it went on, and failed later or not at all
         verdict = _named(fatal or telling, reading)
-        return verdict and _less_sure(verdict, fatal)
+        return verdict and _less_sure(verdict, fatal, reading)
     named = None if reading.unknown else _named(warned, reading)
     return replace(named, confidence="low") if named and named.cause else None
 
 
 def _survived(sighting: Sighting, reading: Reading) -> bool:
-    """Whether a failure is of a kind that programs retry, and this one went on after it."""
-    again = sighting.signature.retry or sighting.signature.cause in TRIED_AGAIN
-    return again and progress.went_on(sighting.line, reading.lines)
+    """Whether the program went on after what looks like its failure, of a kind that doesn't show in later steps."""
+    if _is_tried_again(sighting):
+        return progress.went_on(sighting.line, reading.lines)
+    # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
+    lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
+    return not lasts and progress.went_on(sighting.line, reading.lines)
+
+
+def _is_tried_again(sighting: Sighting) -> bool:
+    """Whether a failure is of a kind that programs try again by themselves."""
+    return sighting.signature.retry or sighting.signature.cause in TRIED_AGAIN
 
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:
@@ -380,18 +399,29 @@ def _fails_later(line: PeeledLine, reading: Reading) -> bool:
     return any(other.source == line.source and other.number > line.number for other in failed)
 
 
-def _less_sure(verdict: Verdict, fatal: Sequence[Sighting]) -> Verdict:
-    """The verdict with less confidence, where the program survived the cause, or others stand beside it.
+def _less_sure(verdict: Verdict, fatal: Sequence[Sighting], reading: Reading) -> Verdict:
+    """The verdict with less confidence, where the program survived the cause, others stand beside it, or its line only
+    quotes it.
 
     A signature that says less of the same failure is no other cause.
     """
+    if verdict.line and verdict.signature and _is_quoted(verdict.line, verdict.signature):
+        return replace(verdict, confidence="low") if verdict.cause else verdict
     if not fatal:
         return replace(verdict, confidence="low") if verdict.cause else verdict
     less = verdict.signature.over if verdict.signature else ()
     others = {sighting.signature.cause for sighting in fatal if sighting.signature.id not in less} - {
         verdict.cause
     }
+    others |= {"script_error" for raised in reading.unknown if raised.is_users_own and not raised.is_wrapped}
     return replace(verdict, confidence="medium") if others and verdict.confidence == "high" else verdict
+
+
+def _is_quoted(line: PeeledLine, signature: FailureSignature) -> bool:
+    """Whether a signature's words stand in a record of data that a program prints, and not in its own message."""
+    record = RECORD.match(line.text)
+    hit = signature.compiled.search(narrow(line.whole)) if record else None
+    return hit is not None and narrow(line.whole).find('"', hit.end()) >= 0
 
 
 def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
@@ -411,10 +441,19 @@ def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
         signature=first.signature,
         values=first.values,
         line=first.line,
-        confidence=first.signature.confidence,
+        confidence=_confidence(first),
         first=_first_rank(first, same, reading),
         others=tuple(others),
     )
+
+
+def _confidence(sighting: Sighting) -> str:
+    """The signature's confidence, a grade less where no example has the wording that matched, or in source code."""
+    confidence = sighting.signature.confidence
+    surely = sighting.signature.is_shown_by_example(narrow(sighting.line.whole)) and not CODE.match(
+        sighting.line.text
+    )
+    return "medium" if confidence == "high" and not surely else confidence
 
 
 def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -> ranks.FirstRank:

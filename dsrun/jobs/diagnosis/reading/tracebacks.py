@@ -169,7 +169,25 @@ class RaisedException:
     @property
     def is_users_own(self) -> bool:
         """Whether it is Python's word on the user's own expression, without a library's object in it."""
-        return self.is_of_language and self.owner == owners.USER and bool(OF_NO_LIBRARY.search(self.message))
+        return (
+            self.is_of_language
+            and self.owner == owners.USER
+            and bool(OF_NO_LIBRARY.search(self.message.partition("\n")[0]))
+        )
+
+
+def code_places(lines: Sequence[PeeledLine]) -> set[tuple[int, int]]:
+    """Places (log and number) of lines of source code in tracebacks: they quote a message, and nothing is raised by
+    them."""
+    places = set()
+    for _, rank_lines in streams(lines):
+        below_frame = False
+        for line in rank_lines:
+            text = line.text.strip()
+            if (below_frame and text and not EXCEPTION.match(text)) or CODE.match(line.text):
+                places.add((line.source, line.number))
+            below_frame = _frame(text) is not None
+    return places
 
 
 class _Open:
@@ -272,7 +290,7 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
         elif now.last and _is_anothers(line, now.last):
             now.until = 0
-        elif now.last and line.number <= now.until and text and not now.frames:
+        elif now.last and line.number <= now.until and text and not now.frames and not CODE.match(line.text):
             now.last.message += f"\n{text}"
             now.last.last = line.number
     if now.announced:

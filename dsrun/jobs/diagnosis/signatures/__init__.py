@@ -17,7 +17,8 @@ from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
 from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow
-from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
+from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, FRAME
+from dsrun.jobs.diagnosis.signatures import alternatives
 from dsrun.jobs.diagnosis.signatures.literals import needed
 
 FOLDER = Path(__file__).parent
@@ -98,6 +99,16 @@ class FailureSignature:
     def versions_in_words(self) -> str:
         """The releases of its combinations."""
         return "; ".join(versions.combinations()[name].in_words for name in self.versions)
+
+    def is_shown_by_example(self, line: str) -> bool:
+        """Whether the alternative of the pattern that is in a line is in an example, too."""
+        return any(one.search(line) for one in alternatives.shown(self.pattern, self.examples))
+
+    @cached_property
+    def reads_code(self) -> bool:
+        """Whether its own examples show it in a traceback's frame or source code: else it is no failure there."""
+        lines = (line for example in self.examples for line in example.split("\n"))
+        return any(self.compiled.search(line) and (CODE.match(line) or FRAME.search(line)) for line in lines)
 
     def searched(self, name: str) -> re.Pattern[str] | None:
         """The compiled pattern of `above` or `anywhere`; None where there is none."""
