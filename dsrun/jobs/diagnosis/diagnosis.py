@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.host.hiding import HIDDEN, without_secrets
-from dsrun.jobs.diagnosis import api_history, memory_text, names, own_words
+from dsrun.jobs.diagnosis import memory_text, names, own_words
+from dsrun.jobs.diagnosis.exceptions import api_history
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
@@ -19,6 +20,8 @@ MOST_OF_MESSAGE = 300
 """Longest part of an exception's message that stands in a sentence, in characters."""
 MOST_QUOTED = 500
 """Longest quotation of a line, in characters."""
+IMPORTS = ("ImportError", "ModuleNotFoundError")
+"""Exceptions that the code raises which imports, and not what is imported."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -273,6 +276,10 @@ def _place(verdict: Verdict, chinese: bool) -> str:
         return ""
     frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"
+    if raised.package and raised.name in IMPORTS:
+        return (
+            f"{raised.package} 用到它（{place}）。" if chinese else f"{raised.package} asks for it ({place})."
+        )
     if raised.package and raised.user_frame:
         return (
             f"由 {raised.package} 抛出，调用处：{place}。"

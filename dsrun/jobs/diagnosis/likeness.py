@@ -21,10 +21,13 @@ LETTERS = 5
 SHARE_OF_STRANGE = 0.3
 """Weight of a sequence that no example has, beside that of one that a single example has: names and paths are such."""
 LEAST = 0.35
-"""Cosine from which a line looks like an example. Of examples that were left out by turns and reached it, half had their
-own class's example nearest: a hint to read on by, and no cause."""
+"""Cosine from which a line looks like an example. Of examples that were left out by turns and reached it, half had
+their own class's example nearest: a hint to read on by, and no cause."""
 LONGEST = 600
 """Letters of a line that are compared."""
+FEWEST_WORDS = 3
+"""Words that an example must have beside its type: a key or a name is like anything."""
+_TYPE = re.compile(r"^(?:[A-Za-z_]\w{0,80}\.){0,8}\w{1,60}(?:Error|Exception): ")
 _NOT_COMPARED = re.compile(r"[\d\W_]+")
 
 
@@ -46,7 +49,7 @@ class ExampleIndex:
             if signature.kind not in (HARMLESS, PLACE, MESSAGE)
             for example in signature.examples
             for text in [_telling(example)]
-            if text
+            if len(_words(text)) >= FEWEST_WORDS
         ]
 
     @cached_property
@@ -89,8 +92,13 @@ def index_of(signatures: tuple[FailureSignature, ...]) -> ExampleIndex:
 
 def _parts(text: str) -> list[str]:
     """The sequences of letters of a text; digits and signs count as blanks."""
-    plain = f" {_NOT_COMPARED.sub(' ', text[:LONGEST].lower()).strip()} "
+    plain = f" {' '.join(_words(text))} "
     return [plain[at : at + LETTERS] for at in range(max(1, len(plain) - LETTERS + 1))]
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text without the exception's type, which many texts share."""
+    return _NOT_COMPARED.sub(" ", _TYPE.sub("", text)[:LONGEST].lower()).split()
 
 
 def _telling(example: str) -> str:

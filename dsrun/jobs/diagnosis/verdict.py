@@ -17,14 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import (
+from dsrun.jobs.diagnosis import likeness, memory_text, progress, ranks
+from dsrun.jobs.diagnosis.exceptions import (
     api_history,
     exception_types,
     language_errors,
-    likeness,
-    memory_text,
-    progress,
-    ranks,
     unknown_exceptions,
 )
 from dsrun.jobs.diagnosis.reading import owners
@@ -205,7 +202,7 @@ def _by_history(verdict: Verdict, api: api_history.ApiFinding) -> Verdict:
         return replace(verdict, api=api, cause=cause, confidence=confidence, raised=verdict.exception)
     surely = api.is_sure and api.direction in (api_history.NEWER, api_history.OLDER)
     cause = "import" if api.direction == api_history.BROKEN else "version"
-    if api.kind == "parameter" and verdict.cause in PARAMETER_CAUSES:
+    if api.kind in ("parameter", "positional", "required") and verdict.cause in PARAMETER_CAUSES:
         cause = verdict.cause or cause
     return replace(verdict, api=api, cause=cause, confidence="high" if surely else "medium")
 

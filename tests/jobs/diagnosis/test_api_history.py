@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis import log_versions
 from dsrun.jobs.diagnosis.diagnosis import in_words
+from dsrun.jobs.diagnosis.exceptions import log_versions
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
@@ -55,6 +55,11 @@ def answer(text, environ=()):
          ("trl/trainer/utils.py", "<module>"), "newer", ["transformers>=4.33.0"]),
         ("ImportError: cannot import name 'PeftSavingCallback' from 'trl.trainer.utils' (/x.py)", "", "older",
          ["trl>=0.4.5,<0.7.5"]),
+        # calls with more, or with fewer arguments
+        ("TypeError: CPOTrainer.log() takes 2 positional arguments but 3 were given",
+         ("transformers/trainer.py", "_maybe_log_save_evaluate"), "newer", ["trl>=0.13.0", "older transformers"]),
+        ("TypeError: LlamaRotaryEmbedding.forward() missing 1 required positional argument: 'position_ids'",
+         ("transformers/models/llama/modeling_llama.py", "forward"), "older", ["transformers<4.38.0"]),
         # models
         ("ValueError: The checkpoint you are trying to load has model type `qwen2_5_omni` but Transformers does not "
          "recognize this architecture.", "", "newer", ["transformers>=4.52.0"]),
@@ -83,6 +88,15 @@ def test_an_override_without_a_parameter_is_the_scripts_to_change():
     )
     assert "OwnTrainer.compute_loss overrides" in found.summary and "4.46.0" in found.summary
     assert "num_items_in_batch=None" in found.next_step
+
+
+def test_an_override_that_takes_too_few():
+    frame = PACKAGE.format("transformers/trainer.py", "_inner_training_loop")
+    found = answer(
+        f"{OWN}{frame}TypeError: OwnTrainer.training_step() takes 3 positional arguments but 4 were given"
+    )
+    assert "OwnTrainer.training_step overrides" in found.summary and "4.46.0" in found.summary
+    assert "*args" in found.next_step
 
 
 @pytest.mark.parametrize(

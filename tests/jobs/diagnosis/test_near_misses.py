@@ -71,11 +71,11 @@ def test_code_and_data_are_no_failure():
 
 
 def test_a_second_opinion_names_no_cause():
-    found = answer(
-        "FrobError: worker's shared memory segments exhausted the limit of bus, raise your shared memory limit"
-    )
+    few = SignatureIndex({name: ALL[name] for name in ("shm-loader", "hostfile-bad", "disk-full")})
+    text = "FrobError: the hostfile has a bad entry: node1 slot=8, not able to proceed with the launch"
+    found = in_words(judge([peeled(0, 1, text)], few), [LogSource("train.log", None)], {})
     assert found.cause is None and found.confidence == "none"
-    assert found.looks_like["cause"] == "shm" and 0 < found.looks_like["likeness"] < 1
+    assert found.looks_like["cause"] == "hostfile" and 0 < found.looks_like["likeness"] < 1
     assert answer("FrobError: qwrtz plmnk vbxy").looks_like is None
 
 
@@ -98,6 +98,7 @@ NEIGHBOURS = (
     ("config-path-as-text", "json-decode"), ("killed-9", "illegal-instruction"), ("killed-9-first", "killed-9"),
     ("pinned-memory", "gpu-oom"), ("loader-worker-killed", "loader-worker-segfault"),
     ("shm-semaphore-raised", "disk-full"), ("recorder-behind", "recorder-differs"), ("path-backslash", "path-not-set"),
-    ("reshape", "zero3-empty-shape"), ("no-optimizer", "zero-offload-attribute"),
+    ("hub-name-unset", "hub-no-such-name"), ("reshape", "zero3-empty-shape"),
+    ("no-optimizer", "zero-offload-attribute"),
 )  # fmt: skip
 """Pairs whose wording is almost the same, and whose difference is a word that decides."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dsrun.jobs.diagnosis.log_versions import releases_in
+from dsrun.jobs.diagnosis.exceptions.log_versions import releases_in
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import OF_NO_LIBRARY, Frame, RaisedException
@@ -35,6 +35,14 @@ MODULE = re.compile(
 )
 ARGUMENT = re.compile(
     rf"^(?P<call>(?:{_NAME}\.){{0,4}}{_NAME})\(\) got an unexpected keyword argument ['\"](?P<parameter>{_NAME})['\"]"
+)
+POSITIONAL = re.compile(
+    rf"^(?P<call>(?:{_NAME}\.){{0,4}}{_NAME})\(\) takes (?:from \d{{1,2}} to )?\d{{1,2}} positional arguments? "
+    r"but (?P<given>\d{1,2}) (?:positional arguments \([^\n)]{1,60}\) )?(?:was|were) given"
+)
+REQUIRED = re.compile(
+    rf"^(?P<call>(?:{_NAME}\.){{0,4}}{_NAME})\(\) missing \d{{1,2}} required (?:positional|keyword-only) arguments?: "
+    rf"'(?P<parameter>{_NAME})'"
 )
 OF_OBJECT = re.compile(
     rf"^(?:type object )?['\"](?P<class>(?:{_NAME}\.){{0,4}}{_NAME})['\"](?: object)? has no attribute "
@@ -85,7 +93,7 @@ class ApiFinding:
     path: str
     """The name with its module, or the model_type."""
     kind: str
-    """ "name", "module", "attribute", "parameter", "class" or "model type"."""
+    """ "name", "module", "attribute", "parameter", "positional", "required" or "model type"."""
     name: str
     direction: str
     """The release that is needed, beside the one installed."""
@@ -129,6 +137,8 @@ class _Asked:
     parameter: str = ""
     is_sure: bool = True
     overridden: str = ""
+    given: int = 0
+    """Positional arguments that were handed over, without self."""
 
 
 def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding | None:
@@ -143,7 +153,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     from dsrun.releases.lookup import uses
 
     installed = releases_in(lines, [record.package.name]).get(record.package.name, "")
-    direction = _direction(record, installed)
+    direction = _direction(record, installed, _possible(record, asked))
     if not direction or (record.unread and not record.releases):
         return None
     caller = _caller(raised)
@@ -175,12 +185,51 @@ def _record(asked: _Asked) -> NameRecord | None:
     from dsrun.releases.lookup import look_up
 
     try:
-        return _inherited(look_up(asked.path, asked.parameter), asked)
+        record = _inherited(look_up(asked.path, asked.parameter), asked)
     except LookupError:
         return None
+    if asked.kind == "positional":
+        return _with_as_many(record, asked)
+    return _without(record) if asked.kind == "required" else record
 
 
-def _direction(record: NameRecord, installed: str) -> str:
+def _with_as_many(record: NameRecord, asked: _Asked) -> NameRecord | None:
+    """The record of a function with the releases in which it takes as many positional arguments; None where that is
+    not known."""
+    from dsrun.releases.lookup import parameters
+
+    takes = parameters(asked.path)
+    if not takes or any(name.startswith("*") and not name.startswith("**") for name in takes):
+        return None
+    plain = [had for name, had in takes.items() if not name.startswith("*")]
+    numbers = range(len(record.package.releases))
+    enough = sum(1 << bit for bit in numbers if sum(had >> bit & 1 for had in plain) >= asked.given)
+    return replace(record, releases=enough, instead="") if enough else None
+
+
+def _without(record: NameRecord) -> NameRecord | None:
+    """The record of a parameter that is required now, turned round: the releases before it came. None where it was
+    always there."""
+    if not record.releases or record.from_the_start:
+        return None
+    return replace(record, releases=(record.releases & -record.releases) - 1, instead="")
+
+
+def _possible(record: NameRecord, asked: _Asked) -> int:
+    """The releases, as bits, that have what the name belongs to and lack the name: one of them is installed."""
+    from dsrun.releases.lookup import look_up
+
+    every = record.package.every
+    holder = (
+        asked.path if asked.kind in ("parameter", "positional", "required") else asked.path.rpartition(".")[0]
+    )
+    if not holder.startswith(record.path.partition(".")[0]) or "." not in holder:
+        return every & ~record.releases
+    had = look_up(holder).releases or every
+    return had & ~record.releases
+
+
+def _direction(record: NameRecord, installed: str, possible: int) -> str:
     """The release that is needed; empty where the data say nothing that could be relied on."""
     if not record.releases:
         # A class may take what its bases elsewhere have, or answer at run time: not to be found says nothing there.
@@ -189,6 +238,8 @@ def _direction(record: NameRecord, installed: str) -> str:
         return side
     if not record.next:
         return BROKEN if record.from_the_start else NEWER
+    if possible and possible < 1 << record.releases.bit_length():
+        return NEWER  # where the newer ones lack it, they lack what it belongs to as well
     return (
         OLDER  # of releases without it, the newer ones are installed more often than those of before it came
     )
@@ -249,6 +300,11 @@ def _asked(raised: RaisedException) -> Iterator[_Asked]:
         yield _Asked("module", hit["module"], hit["module"])
     elif hit := ARGUMENT.search(message):
         yield from _parameter(hit["call"], hit["parameter"], raised)
+    elif hit := POSITIONAL.search(message):
+        yield from _positional(hit["call"], int(hit["given"]), raised)
+    elif hit := REQUIRED.search(message):
+        for asked in _parameter(hit["call"], hit["parameter"], raised):
+            yield replace(asked, kind="required")
     elif (hit := OF_OBJECT.search(message)) and not OF_NO_LIBRARY.search(message):
         yield from _attribute(hit["class"].rpartition(".")[2], hit["name"], raised)
 
@@ -270,6 +326,18 @@ def _parameter(call: str, parameter: str, raised: RaisedException) -> Iterator[_
         yield _Asked("parameter", f"{path}{method}", parameter, parameter, is_sure)
     if method and (path := _overridden(function, parameter, raised)):
         yield _Asked("parameter", path, parameter, parameter, overridden=call)
+
+
+def _positional(call: str, given: int, raised: RaisedException) -> Iterator[_Asked]:
+    """A function that was handed more arguments than it takes."""
+    *outer, function = call.split(".")
+    given -= 1 if outer else 0  # Python counts self
+    for path in _classes(outer[-1] if outer else function, raised):
+        if path.endswith(f".{(outer or [function])[-1]}"):
+            whole = f"{path}.{function}" if outer and function != "__init__" else path
+            yield _Asked("positional", whole, f"{function}()", given=given)
+    if outer and (path := _overridden(function, "", raised)):
+        yield _Asked("positional", path, f"{function}()", overridden=call, given=given)
 
 
 def _attribute(class_name: str, name: str, raised: RaisedException) -> Iterator[_Asked]:
@@ -323,7 +391,7 @@ def _overridden(method: str, parameter: str, raised: RaisedException) -> str:
     for one in entry.of("") if entry else ():
         if one.kind in ("c", "d") and next(one.of(".", method), None):
             path = f"{module}.{one.text}.{method}"
-            if look_up(path, parameter).releases:
+            if not parameter or look_up(path, parameter).releases:
                 return path
     return ""
 
@@ -354,8 +422,10 @@ def in_words(found: ApiFinding, chinese: bool = False) -> tuple[str, str]:
 
 
 def _what(found: ApiFinding) -> str:
-    if found.kind == "parameter":
+    if found.kind in ("parameter", "required"):
         return f"the parameter `{found.name}` of {found.path}"
+    if found.kind == "positional":
+        return f"`{found.path}` with as many arguments"
     return f"the model type `{found.name}`" if found.kind == "model type" else f"`{found.path}`"
 
 
@@ -363,6 +433,9 @@ def _means(found: ApiFinding) -> str:
     what = _what(found)
     what = what[0].upper() + what[1:]
     here = f" This log shows {found.package} {found.installed}." if found.installed else ""
+    if found.kind == "required":
+        asks = f" {found.caller} calls it without." if found.caller else ""
+        return f"{what} is there, and required, since {found.package} {found.gone}.{asks}{here}"
     span = f"{found.first} to {found.last}" if found.first else f"up to {found.last}"
     asks = f" {found.caller} asks for it." if found.caller else ""
     if found.overridden:
@@ -389,7 +462,8 @@ def _every(found: ApiFinding) -> str:
 
 def _next(found: ApiFinding) -> str:
     if found.overridden:
-        return f"Let {found.overridden} take it (`{found.name}=None`, or **kwargs) and hand it on" + (
+        it = "the further argument (*args" if found.kind == "positional" else f"it (`{found.name}=None`"
+        return f"Let {found.overridden} take {it}, or **kwargs) and hand it on" + (
             f", or {found.package}<{found.first}." if found.first else "."
         )
     if found.direction == NEVER:
@@ -440,14 +514,18 @@ def _next_of_unknown(found: ApiFinding) -> str:
 
 
 def _what_zh(found: ApiFinding) -> str:
-    if found.kind == "parameter":
+    if found.kind in ("parameter", "required"):
         return f"{found.path} 的参数 `{found.name}`"
+    if found.kind == "positional":
+        return f"接受这么多参数的 `{found.path}`"
     return f"模型类型 `{found.name}`" if found.kind == "model type" else f"`{found.path}`"
 
 
 def _means_zh(found: ApiFinding) -> str:
     what, span = _what_zh(found), f"{found.first} 至 {found.last}" if found.first else f"至 {found.last}"
     here = f"日志中的版本是 {found.package} {found.installed}。" if found.installed else ""
+    if found.kind == "required":
+        return f"{what} 自 {found.package} {found.gone} 起成为必需的参数，而调用方没有给出。{here}"
     asks = f"{found.caller} 用到它。" if found.caller else ""
     asks = f"{found.overridden} 重写了该方法，却没有这个参数。" if found.overridden else asks
     because = {
@@ -462,7 +540,7 @@ def _means_zh(found: ApiFinding) -> str:
 
 def _next_zh(found: ApiFinding) -> str:
     if found.overridden:
-        return f"让 {found.overridden} 接受 `{found.name}=None` 或 **kwargs。"
+        return f"让 {found.overridden} 接受多出的参数（`{found.name}=None`、*args 或 **kwargs）。"
     if found.direction == NEVER and found.kind == "model type":
         return "其代码随模型或单独的包提供：用 trust_remote_code=True，或先导入那个包；换 transformers 版本没有用。"
     if found.direction == NEVER:

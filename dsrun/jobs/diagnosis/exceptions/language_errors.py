@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from dsrun.host.hiding import without_secrets
-from dsrun.jobs.diagnosis import api_history
+from dsrun.jobs.diagnosis.exceptions import api_history
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.tracebacks import Frame, RaisedException
 

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, progress
-from dsrun.jobs.diagnosis.exception_types import TypeMeaning
+from dsrun.jobs.diagnosis import progress
+from dsrun.jobs.diagnosis.exceptions import exception_types
+from dsrun.jobs.diagnosis.exceptions.exception_types import TypeMeaning
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException
 from dsrun.jobs.diagnosis.signatures import CONFIDENCES, FailureSignature, SignatureIndex
