@@ -13,7 +13,7 @@ from dsrun.jobs.diagnosis import memory_text, names, own_words
 from dsrun.jobs.diagnosis.exceptions import api_history
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
-from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_OF_MESSAGE = 300
@@ -22,6 +22,8 @@ MOST_QUOTED = 500
 """Longest quotation of a line, in characters."""
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """Exceptions that the code raises which imports, and not what is imported."""
+BY_WORDS = (MESSAGE, PLACE)
+"""Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -92,8 +94,9 @@ def in_words(
     summary, next_step = _texts(verdict, chinese)
     line, first, signature = verdict.line, verdict.first, verdict.signature
     quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line and _is_failure(verdict) else ()
-    if quoted and verdict.cause is None:
-        next_step = _own_advice(quoted, chinese)
+    if quoted and (verdict.cause is None or (verdict.signature and verdict.signature.kind in BY_WORDS)):
+        advice = _own_advice(quoted, chinese)
+        next_step = f"{advice} {next_step}" if verdict.cause else advice
     named = names.names_in(_message(verdict)) if line and _is_failure(verdict) else []
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first

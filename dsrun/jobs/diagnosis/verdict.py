@@ -30,9 +30,9 @@ from dsrun.jobs.diagnosis.reading.tracebacks import (
     CODE,
     OF_LANGUAGE,
     RaisedException,
-    code_places,
     exceptions,
     exceptions_inside,
+    is_code,
 )
 from dsrun.jobs.diagnosis.signatures import (
     HARMLESS,
@@ -241,12 +241,13 @@ def _read(
     index: SignatureIndex,
 ) -> Reading:
     """A reading of the lines. ignored: places of lines that don't count."""
-    theirs, code = _of_users_own_code(raised), code_places(lines)
+    theirs = _of_users_own_code(raised)
+    index_of_line = {id(line): place for place, line in enumerate(lines)}
     fitting = [
         sighting
         for sighting in _in_context(seen, lines)
         if (sighting.signature.own_code or _place(sighting.line) not in theirs)
-        and (sighting.signature.reads_code or _place(sighting.line) not in code)
+        and (sighting.signature.reads_code or not is_code(index_of_line[id(sighting.line)], lines))
     ]
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS

@@ -73,6 +73,8 @@ OF_NO_LIBRARY = re.compile(
 """Messages that Python writes about a value of its own types, a key or a name, and about no library's object."""
 MOST_CODE = 200
 """Longest line of code that is kept, in characters."""
+LINES_OF_OTHERS = 12
+"""Lines of other ranks that may stand between a frame and its code."""
 MESSAGE_LINES = 8
 """Lines of an exception's message that are read."""
 
@@ -176,18 +178,24 @@ class RaisedException:
         )
 
 
-def code_places(lines: Sequence[PeeledLine]) -> set[tuple[int, int]]:
-    """Places (log and number) of lines of source code in tracebacks: they quote a message, and nothing is raised by
-    them."""
-    places = set()
-    for _, rank_lines in streams(lines):
-        below_frame = False
-        for line in rank_lines:
-            text = line.text.strip()
-            if (below_frame and text and not EXCEPTION.match(text)) or CODE.match(line.text):
-                places.add((line.source, line.number))
-            below_frame = _frame(text) is not None
-    return places
+def is_code(place: int, lines: Sequence[PeeledLine]) -> bool:
+    """Whether a line is source code in a traceback, by what it is or by the frame above it: it quotes a message, and
+    nothing is raised by it. place: its index in the lines."""
+    line = lines[place]
+    text = line.text.strip()
+    if CODE.match(line.text):
+        return True
+    above = next(
+        (
+            other.text.strip()
+            for other in reversed(lines[max(0, place - LINES_OF_OTHERS) : place])
+            if (other.source, other.rank, other.host) == (line.source, line.rank, line.host)
+            and other.text.strip()
+        ),
+        "",
+    )
+    raised = EXCEPTION.match(text) or ANY_TYPE.match(text)
+    return _frame(above) is not None and not raised and _frame(text) is None
 
 
 class _Open:
