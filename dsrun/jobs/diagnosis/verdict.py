@@ -351,7 +351,11 @@ def _root(reading: Reading) -> Verdict | None:
     """
     roots = reading.of_kind(ROOT)
     loud = [sighting for sighting in roots if sighting.line.level not in GOES_ON]
-    warned = [sighting for sighting in roots if sighting.line.level == WARNED]
+    warned = [
+        sighting
+        for sighting in roots
+        if sighting.line.level == WARNED and not progress.went_on(sighting.line, reading.lines, 1)
+    ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
     if loud:

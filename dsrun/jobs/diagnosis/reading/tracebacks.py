@@ -19,7 +19,8 @@ BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
 RICH_FRAME = re.compile(r"^(?P<file>/[^:\n]{1,500}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})")
 NOTEBOOK_FRAME = re.compile(
-    r"^(?:File )?(?P<file>[~/][^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in (?P<name>\w{1,100})(?:\(|$)"
+    r"^(?:File )?(?P<file>(?:[~/]|[A-Za-z]:[\\/])[^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in "
+    r"(?P<name>[\w.<>]{1,200})(?:\(|$)"
 )
 CELL_FRAME = re.compile(
     r"^(?P<file>Cell In ?\[\d{1,6}\]|<ipython-input-[\w-]{1,60}>)(?:,? line (?P<line>\d{1,9})| in (?P<name>\S{1,200}))"
