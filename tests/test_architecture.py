@@ -31,7 +31,7 @@ ALLOWED = {
     "releases": set(),
     "cluster": {"host"},
     "job": {"host", "options"},
-    "jobs.diagnosis": {"host", "job"},
+    "jobs.diagnosis": {"host", "job", "releases"},
     "jobs.launchers": {"host", "options", "job", "cluster", "config", "data", "models"},
     "jobs.allocation": {"options", "job", "jobs.launchers", "cluster"},
     "jobs.runs": {"host", "job", "jobs.diagnosis", "planner", "config"},
