@@ -157,6 +157,9 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     copy_to: str | None = option(
         None, "Copy the preset's own file to DIR/presets, to edit it.", flags=("--copy",), metavar="DIR"
     )
+    from_file: str | None = option(
+        None, "Write the preset that FILE, a DeepSpeed config, comes to.", flags=("--from",), metavar="FILE"
+    )
     output: str | None = option(None, "Write the config to a file.", flags=("-o", "--output"), metavar="FILE")
     force: bool = option(False, "Let -o and --copy replace a file.")
     as_json: bool = option(False, "The list or the explanation as JSON.", flags=("--json",))

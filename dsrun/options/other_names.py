@@ -11,7 +11,6 @@ OTHER_NAMES = {
     "data": "train_file",
     "data_path": "train_file",
     "dataset": "train_file",
-    "deepspeed": "preset",
     "finetuning_type": "method",
     "gradient_accumulation_steps": "grad_accum",
     "gradient_checkpointing": "activation_checkpointing",

@@ -17,7 +17,7 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.declare import LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
+from dsrun.options.declare import FILE_SUFFIXES, LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
 from dsrun.options.layers import Origin, Source, problems_of
 from dsrun.options.table import AUTO_LAYOUT
@@ -110,7 +110,7 @@ def _is_path(entry: Entry, value: object) -> bool:
         return not REMOTE.match(text)
     if entry.option.path == LIST_OR_FILE:
         return text.endswith(LIST_SUFFIX)
-    return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
+    return entry.option.path == NAME_OR_PATH and ("/" in text or text.lower().endswith(FILE_SUFFIXES))
 
 
 def _model(name: str, folder: Path) -> str:

@@ -56,8 +56,8 @@ class StrategyOptions(OptionGroup):
     """
 
     preset: str = option(
-        "zero2", "A preset, its file, or auto: the fastest that fits.",
-        default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
+        "zero2", "A preset, its file, ds.json, or auto: the fastest.",
+        flags=("--preset", "--deepspeed"), default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
     )  # fmt: skip
     layout: str = option(
         "as said", "auto: choose --preset, --tp, --sp and the micro batch, the fastest that fits (GPUs).",
