@@ -40,8 +40,8 @@ MODEL_OPTIONS = ("gpu", "gpu_memory", "host_memory")
 def command(name: str | None, **values: Any) -> None:
     """Print the deepspeed.json of a preset, or the list of presets.
 
-    NAME is a preset's name, its TOML file, a DeepSpeed config (ds.json), or auto: the fastest preset that fits --model. The config goes
-    to stdout, warnings to stderr.
+    NAME is a preset's name, its TOML file, a DeepSpeed config (ds.json), or auto: the fastest preset that fits
+    --model. The config goes to stdout, warnings to stderr.
 
     \b
     dsrun preset                                      what there is
@@ -83,7 +83,9 @@ def _from_config(name: str | None, options: PresetOptions, named: set[str]) -> N
     from dsrun.config.presets.build import Options, build_config
 
     if name is not None or named - {"from_file", "output", "force"}:
-        raise click.UsageError("--from takes the config as it is: of the other options only -o and --force are for it.")
+        raise click.UsageError(
+            "--from takes the config as it is: of the other options only -o and --force are for it."
+        )
     path = Path(str(options.from_file)).expanduser()
     text = from_config.text(path)
     if from_config.is_config(path):

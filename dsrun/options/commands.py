@@ -25,6 +25,7 @@ from dsrun.options.table import (
     JsonOptions,
     LengthOptions,
     ModelOptions,
+    OptimizerArguments,
     OptimizerOptions,
     OutputOptions,
     OverrideOptions,
@@ -32,6 +33,7 @@ from dsrun.options.table import (
     PeftOptions,
     PrecisionOptions,
     RestoreOptions,
+    RowOptions,
     SaveOnStopOptions,
     ScheduleOptions,
     StartOptions,
@@ -48,10 +50,10 @@ from dsrun.options.table import (
 
 
 class FinetuneOptions(
-    ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, EvalFileOptions, FormatOptions,
+    ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, RowOptions, EvalFileOptions, FormatOptions,
     LengthOptions, TokenizerOptions, TemplateOptions, EncodingOptions, StepOptions, TokenBatchOptions, OptimizerOptions,
-    PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions,
-    TrackerOptions, OverrideOptions,
+    OptimizerArguments, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions,
+    CheckpointOptions, TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
     RestoreOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
@@ -398,6 +400,7 @@ class EvaluateOptions(
     data_format: str = again(
         FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
     )
+    max_length: int | None = again(LengthOptions, "max_length", default_text="the run's")
     max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 512")
     max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 512")
     limit: int | None = option(None, "Only the first N examples.", at_least=1, metavar="N")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 OTHER_NAMES = {
     # TrainingArguments, LLaMA-Factory, ms-swift
     "batch_size": "global_batch",
-    "cutoff_len": "max_source_length",
+    "cutoff_len": "max_length",
     "data": "train_file",
     "data_path": "train_file",
     "dataset": "train_file",
@@ -18,8 +18,7 @@ OTHER_NAMES = {
     "lora_r": "lora_rank",
     "lr_scheduler_type": "lr_schedule",
     "max_grad_norm": "grad_clip",
-    "max_length": "max_source_length",
-    "max_seq_length": "max_source_length",
+    "max_seq_length": "max_length",
     "model_name_or_path": "model_path",
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",

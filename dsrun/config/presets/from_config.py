@@ -1,7 +1,7 @@
 """A DeepSpeed config as a preset: what of its file counts in a job, and the TOML file that says the same.
 
-"auto" is HF Trainer's word for a value that it fills in itself. A job of dsrun's fills it in, too, so such a key is left
-out of the config and stays in what HF Trainer gets.
+"auto" is HF Trainer's word for a value that it fills in itself. A job of dsrun's fills it in, too, so such a key is
+left out of the config and stays in what HF Trainer gets.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def text(path: Path) -> str:
     autos = [where for where, _ in tree.leaves(made.get("hf", {}))]
     lines = [f"# Made of {path.name}: dsrun preset --from {path.name}", "#"]
     if autos:
-        lines.append(f'# {counted(len(autos), "value")} "auto" there: a job fills them in, and HF Trainer does ([hf]).')
+        lines.append(
+            f'# {counted(len(autos), "value")} "auto" there: a job fills them in, and HF Trainer does ([hf]).'
+        )
     lines += [
         "# A value that stands here holds for every job with this preset, batch sizes and learning rate among them;",
         "# without its line it is an option again (--micro-batch, --lr ...). Not for other GPUs' numbers.",

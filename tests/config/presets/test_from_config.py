@@ -22,7 +22,12 @@ TRAINERS = {
     "gradient_clipping": "auto",
     "fp16": {"enabled": "auto", "loss_scale": 0},
     "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": "auto", "sub_group_size": 1e9},
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": False,
+        "reduce_bucket_size": "auto",
+        "sub_group_size": 1e9,
+    },
     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 10}},
     "wall_clock_breakdown": False,
 }
@@ -57,7 +62,9 @@ def test_for_the_trainer_auto_stays(ds):
 
 def test_its_own_optimizer_gets_nothing_of_another(ds):
     own = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
-    built = build_config(str(ds({"optimizer": own, "zero_allow_untested_optimizer": True})), Options()).ds_config
+    built = build_config(
+        str(ds({"optimizer": own, "zero_allow_untested_optimizer": True})), Options()
+    ).ds_config
     assert built["optimizer"] == own
 
 
