@@ -227,6 +227,31 @@ class LaunchOptions(
     )
 
 
+class ImportOptions(OptionGroup):
+    """Import.
+
+    The options of `dsrun import`.
+    """
+
+    gpus: int | None = option(
+        None,
+        "Ranks of the job, where a step counts packed rows.",
+        at_least=1,
+        default_text="what a script says, else 1",
+    )
+    dataset_dir: Path | None = option(
+        None,
+        "LLaMA-Factory: the folder with dataset_info.json.",
+        metavar="DIR",
+        default_text="the file's, or data",
+    )
+    output: Path | None = option(
+        None, "The run file.", flags=("-o", "--output"), metavar="RUN.toml", default_text="stdout"
+    )
+    force: bool = option(False, "Replace that file.")
+    as_json: bool = option(False, "Print what became of each argument as JSON.", flags=("--json",))
+
+
 class SubmitOptions(OptionGroup):
     """Submission.
 
