@@ -31,7 +31,7 @@ def command(file: str, **values: Any) -> None:
     \b
     dsrun import sft.yaml -o run.toml             then: dsrun finetune run.toml
     dsrun import train.sh --gpus 8                for so many ranks
-    dsrun import sft.yaml --dataset-dir LF/data   where LLaMA-Factory's entries are
+    dsrun import sft.yaml --dataset-dir LF/data   with its dataset_info.json
     """
     from dsrun.trainers import files as foreign
     from dsrun.trainers import run_text
