@@ -34,6 +34,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 
 import combinations  # noqa: E402
 import measured  # noqa: E402
+import migration  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -744,6 +745,7 @@ def contents() -> Iterator[tuple[Path, str]]:
         yield PAGES / "json" / f"{name}.schema.json", f"{text}\n"
     for path in (ROOT / name for name in SHOWN):
         yield path, with_plans(path.read_text(encoding="utf-8"))
+    yield from migration.pages(ROOT)
     yield record.PICTURE, record.current()
 
 

@@ -58,8 +58,8 @@ class StrategyOptions(OptionGroup):
     """
 
     preset: str = option(
-        "zero2", "A preset, its file, or auto: the fastest that fits.",
-        default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
+        "zero2", "A preset, its file, ds.json, or auto: the fastest.",
+        flags=("--preset", "--deepspeed"), default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
     )  # fmt: skip
     layout: str = option(
         "as said", "auto: choose --preset, --tp, --sp and the micro batch, the fastest that fits (GPUs).",
@@ -135,6 +135,21 @@ class TrainingFileOptions(OptionGroup):
     )  # fmt: skip
 
 
+class RowOptions(OptionGroup):
+    """Data.
+
+    Which of the rows are trained on.
+    """
+
+    val_size: float | None = option(
+        None, "Hold rows out of the training files, for loss and scores: a share (0.1), or how many.", above=0,
+        default_text="none",
+    )  # fmt: skip
+    max_samples: int | None = option(
+        None, "Only the first N rows of each training file.", at_least=1, metavar="N", default_text="all"
+    )
+
+
 class EvalFileOptions(OptionGroup):
     """Data.
 
@@ -171,8 +186,18 @@ class LengthOptions(OptionGroup):
     Tokens.
     """
 
+    max_length: int | None = option(
+        None,
+        "Longest example in tokens, prompt and response together, in place of a limit for each.",
+        at_least=2,
+    )
     max_source_length: int = option(512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit")
     max_target_length: int = option(512, "Longest response in tokens.", at_least=1, default_text="99 % fit")
+
+    @property
+    def longest_example(self) -> int:
+        """Tokens of an example, at most."""
+        return self.max_length or self.max_source_length + self.max_target_length
 
 
 class TokenizerOptions(OptionGroup):
@@ -283,6 +308,37 @@ class OptimizerOptions(OptionGroup):
         "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
         choices_in="dsrun.training.loss:LOSSES",
     )  # fmt: skip
+
+
+class OptimizerArguments(OptionGroup):
+    """Training.
+
+    Arguments of the optimizer beside the learning rate.
+    """
+
+    weight_decay: float | None = option(
+        None, "The optimizer's weight decay.", at_least=0, default_text="the preset's, else 0"
+    )
+    adam_beta1: float | None = option(
+        None,
+        "AdamW's decay of the mean.",
+        at_least=0,
+        below=1,
+        default_text="the preset's; 0.9 beside the other",
+    )
+    adam_beta2: float | None = option(
+        None,
+        "AdamW's decay of the variance.",
+        at_least=0,
+        below=1,
+        default_text="the preset's; 0.999 beside the other",
+    )
+    adam_epsilon: float | None = option(
+        None, "AdamW's addition to the root of the variance.", above=0, default_text="the preset's, else 1e-8"
+    )
+    momentum: float | None = option(
+        None, "SGD's momentum, or Muon's.", at_least=0, below=1, default_text="0.9; Muon 0.95"
+    )
 
 
 class PeftOptions(OptionGroup):

@@ -31,6 +31,7 @@ from dsrun.jobs.runs.helper_process import result_of
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
 from dsrun.options.declare import select
+from dsrun.options.derived import halves
 from dsrun.options.layers import Resolved
 from dsrun.options.table import EvaluationOptions, FormatOptions, InferenceOptions, LengthOptions, StepOptions
 
@@ -301,6 +302,10 @@ def _data(job: Job | None, resolved: Resolved[EvaluateOptions]) -> DataSpec:
     if file is not None:
         changed["eval_file"] = str(local_file(file, "--eval-file"))
         changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
+    if (most := changed.get("max_length")) is not None:
+        changed |= halves(most)
+    elif {"max_source_length", "max_target_length"} & changed.keys():
+        changed["max_length"] = None
     if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
         changed["data_format"] = named
     if job is not None:

@@ -274,7 +274,7 @@ def encode_rows(chunk: Chunk, encoder: Any, data: DataSpec) -> list[EncodedRow]:
         except BadRowError as error:
             rows[number] = EncodedRow(number, None, [], error)
     contents: list[Any] = [row.content for row in rows.values() if row.content is not None]
-    limits = Limits(data.max_source_length, data.max_target_length)
+    limits = Limits(data.max_source_length, data.max_target_length, shared=data.max_length is not None)
     encoded: Iterable[list[Encoded] | BadRowError]
     if chunk.data_format == TEXT:
         encoded = encode_documents(encoder, contents, limits)

@@ -41,7 +41,15 @@ from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
 from dsrun.options.layers import Layer, Source
-from dsrun.options.optimizers import ADAMW
+from dsrun.options.optimizers import (
+    ADAMW,
+    FLAGS,
+    PARAMS,
+    apart,
+    argument_problems,
+    given_arguments,
+    texts_for_config,
+)
 from dsrun.options.table import AUTO_LAYOUT, CONFIG, NO_FP8, recomputing
 from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
@@ -195,11 +203,12 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
         findings.problems.extend(check_experts(stage=0, fsdp=True))
         return settled_fsdp(requested, strategy, chosen, findings)
     unchecked = unchecked_config(preset, config_options(requested, strategy))
-    raise_all(untrainable(requested, preset, unchecked))
+    raise_all([*untrainable(requested, preset, unchecked), *argument_problems(options)])
     built = build_config(preset, config_options(requested, strategy))
     own = {
         text.partition("=")[0]: f"{Source.DERIVED.words}: {why}" for text, why in strategy.overrides.items()
     }
+    own |= {f"{PARAMS}{name}": FLAGS[name] for name in given_arguments(options)}
     config = with_sizes(replace(built, origins={**built.origins, **own}), strategy.sizes)
     accelerator, shape = requested.machine.accelerator, requested.shape
     findings.problems.extend(peft_methods.check_device(peft, accelerator, config.ds_config))
@@ -214,7 +223,7 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
     findings.notes.extend(second_copy_notes(config.ds_config, world_size_of(requested.hosts)))
     raise_all(optimizers.refusals(config.ds_config, accelerator, preset, options.optimizer))
     config, params = optimizers.with_optimizer(
-        config, options.optimizer, shape.hidden if shape else None, options.muon_lr
+        config, options.optimizer, shape.hidden if shape else None, options.muon_lr, apart(options)
     )
     optimizers.check_schedule(config.ds_config, requested.resolved)
     if setup := parallel_setup(requested, preset, unchecked):
@@ -271,7 +280,7 @@ def parallel_setup(
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
     """FSDP's settings, which take a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
-    refused = fsdp.refusals(chosen, preset, requested.resolved)
+    refused = [*fsdp.refusals(chosen, preset, requested.resolved), *argument_problems(options)]
     raise_all([*refused, *_uncomputable(requested, preset, {})])
     spec = fsdp.spec_of(
         chosen, preset, requested.hosts, batch=(options.micro_batch, options.micro_steps),
@@ -279,7 +288,7 @@ def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings:
     )  # fmt: skip
     if chosen.shard_over == HOST and len(requested.hosts) == 1:
         findings.notes.append(f"preset {preset} on one host has one copy of the model, as fsdp has")
-    params = fsdp.optimizer_params(chosen, options.optimizer)
+    params = {**fsdp.optimizer_params(chosen, options.optimizer), **given_arguments(options)}
     return WithConfig(requested, strategy, BuiltConfig({}, {}, []), params, spec)
 
 
@@ -291,7 +300,7 @@ def config_options(requested: Requested, strategy: Strategy) -> Options:
     return select(
         Options, options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
         largest_parameter=shape.largest if shape else None, own_schedule=options.lr_schedule != CONFIG,
-        group=requested.parallel.group, overrides=(*options.overrides, *strategy.overrides),
+        group=requested.parallel.group, overrides=(*texts_for_config(options), *strategy.overrides),
     )  # fmt: skip
 
 

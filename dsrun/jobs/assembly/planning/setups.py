@@ -120,7 +120,7 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
 
 def seq_len_of(options: PlanOptions) -> int:
     """Tokens of the longest example."""
-    return options.seq_len or options.max_source_length + options.max_target_length
+    return options.seq_len or options.longest_example
 
 
 def preset_fields(
