@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dsrun.job.job import Job
+from dsrun.training.engines import backend_of
 from dsrun.training.models.load import whole_checkpoint
 from dsrun.training.models.text_part import class_of, ignored, text_names, towers, whole_class
 from dsrun.training.models.weights import Reader, Skeleton, listed
@@ -54,7 +55,8 @@ def with_the_rest(
 
     module: as it was trained, with its towers or without any; weights: of its text part.
     """
-    whole = whole_checkpoint(Path(job.prepared.model_dir))
+    with backend_of(job).unaware():  # this rank reads it alone
+        whole = whole_checkpoint(Path(job.prepared.model_dir))
     whole.generation_config = module.generation_config
     beside = towers(whole)
     state = whole.state_dict()
@@ -75,7 +77,7 @@ def with_the_rest(
     return Composed(whole, [*text, *([rest] if rest else [])], wanted)
 
 
-def by_itself(module: Any, weights: Weights, shards: Callable[[Any], list[list[str]]]) -> Composed:
+def by_itself(module: Any, weights: Weights, job: Job, shards: Callable[[Any], list[list[str]]]) -> Composed:
     """The text part of a trained module as a model of its own class. Raises DsrunError where the two don't agree."""
     config = module.config.get_text_config()
     if config is module.config:
@@ -83,7 +85,8 @@ def by_itself(module: Any, weights: Weights, shards: Callable[[Any], list[list[s
     config = copy.deepcopy(config)
     config.tie_word_embeddings = module.get_output_embeddings().weight is module.get_input_embeddings().weight
     kind, config = class_of(config)
-    text = Skeleton(config, module.dtype, kind=kind).model
+    with backend_of(job).unaware():
+        text = Skeleton(config, module.dtype, kind=kind).model
     text.generation_config = module.generation_config
     names = text_names(module, text)
 

@@ -166,7 +166,7 @@ def write_folders(
         plain = Composed(module, shards(module), weights)
         _write(folders[MODEL], job, lambda folder: _write_model(plain, tokenizer, end_ids, folder))
     if TEXT_MODEL in folders:
-        text = by_itself(module, weights, shards)
+        text = by_itself(module, weights, job, shards)
         _write(folders[TEXT_MODEL], job, lambda folder: _write_model(text, tokenizer, end_ids, folder))
     if ORIGINAL in folders:
         from dsrun.training.models.chatglm import write_original

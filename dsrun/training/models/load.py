@@ -26,9 +26,10 @@ from dsrun.training.loss import routers_weight
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
 from dsrun.training.models.kernels import DTYPES, attention_without_packages
-from dsrun.training.models.text_part import class_of, ignored, take_text, text_names, whole_class
+from dsrun.training.models.text_part import class_of, ignored, take_text, text_names, towers, whole_class
 from dsrun.training.models.tokenizer import is_original
 from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
+from dsrun.words import size_text
 
 if TYPE_CHECKING:
     from dsrun.training.data.prompts import PromptEncoder
@@ -240,6 +241,31 @@ def whole_checkpoint(folder: Path) -> Any:
     model, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
     _check_loaded(folder, info)
     return model
+
+
+def towers_note(job: Job, model: Any) -> str:
+    """A note on what of a checkpoint is not trained, and the memory that this saves; empty for a model of text alone.
+
+    A weight that is trained has a gradient, and AdamW's two states and fp32 copy; in fp32 it is its own copy.
+    """
+    if job.model.source == "chatglm":
+        return ""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(job.prepared.model_dir)
+    if config.get_text_config() is config or (kind := whole_class(config)) is None:
+        return ""
+    with backend_of(job).unaware():
+        whole = Skeleton(config, torch.float32, kind=kind).model
+    beside = towers(whole)
+    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in beside})
+    count, loaded = sum(map(torch.numel, beside.values())), type(model) is kind
+    width = getattr(torch, DTYPES[job.precision]).itemsize
+    saved = 0 if job.peft.freezes else count * (12 if job.precision == "fp32" else 14)
+    size = size_text(saved + (0 if loaded else count * width))
+    how = "stay as they are" if loaded else "aren't loaded"
+    less = f": {size} less" if saved or not loaded else ""
+    return f"the text part is trained; {', '.join(parts)} ({count:,} weights) {how}{less}" if count else ""
 
 
 def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:

@@ -124,12 +124,14 @@ def _required_types(model: Any) -> list[str]:
 def text_names(whole: Any, text: Any) -> dict[str, str]:
     """The name of each weight of a text part in the whole model -> its name in a model of that part alone.
 
-    whole, text: models, of shapes alone if need be. They are told by their decoders and output layers. Raises
+    whole, text: models, of shapes alone if need be. The whole one's decoder is looked for in the other by its class
+    (a text model's own accessor may name the model itself). Raises
     DsrunError where a weight of one has no counterpart of its shape in the other.
     """
     pairs: dict[str, str] = {}
-    for part in ("get_decoder", "get_output_embeddings"):
-        one, other = getattr(whole, part)(), getattr(text, part)()
+    decoder = whole.get_decoder()
+    alike = next((part for part in text.modules() if type(part) is type(decoder)), None)
+    for one, other in ((decoder, alike), (whole.get_output_embeddings(), text.get_output_embeddings())):
         if one is None or other is None:
             continue
         before, after = (f"{path}." if path else "" for path in (_path(whole, one), _path(text, other)))
@@ -151,4 +153,6 @@ def _path(model: Any, module: Any) -> str:
 
 
 def _shapes(model: Any) -> Mapping[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in model.state_dict(keep_vars=True).items()}
+    """Shapes of a model's weights, whole also where ZeRO-3 has taken them apart."""
+    weights = model.state_dict(keep_vars=True).items()
+    return {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in weights}
