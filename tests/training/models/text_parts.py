@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 RANKS, EXAMPLES, STEPS, LR, SEED = 2, 4, 10, 1e-3, 3
+EPS = 1e-6
+"""AdamW's: with 1e-8 a gradient that is nothing but rounding would step as far as any other."""
 LORA = {"lora_rank": 2, "lora_alpha": 8.0}
 LENGTHS = ((5, 9, 12, 7), (11, 6, 4, 13))
 """Tokens of a step's examples, in turn. The first half is rank 0's."""
@@ -39,7 +41,11 @@ def batch_of(examples: list[list[int]], packing: object) -> dict:
         ids = torch.tensor([[token for example in examples for token in example]])
         labels = [[IGNORED, *example[1:]] for example in examples]
         where = borders([len(example) for example in examples], "cpu", unmasked=packing.varlen)
-        return {"input_ids": ids, "labels": torch.tensor([sum(labels, [])]), **where}
+        return {
+            "input_ids": ids,
+            "labels": torch.tensor([[label for row in labels for label in row]]),
+            **where,
+        }
     width = max(map(len, examples))
     ids = [[*example, *[0] * (width - len(example))] for example in examples]
     labels = [[*example, *[IGNORED] * (width - len(example))] for example in examples]
@@ -52,7 +58,7 @@ def job_of(case: str, folder: Path):
     from dsrun.options.table import PeftOptions
 
     family, preset, method = case.split(":")
-    overrides = ["optimizer.params.torch_adam=true"]
+    overrides = ["optimizer.params.torch_adam=true", f"optimizer.params.eps={EPS}"]
     if preset == "zero3":
         overrides.append("zero_optimization.stage3_param_persistence_threshold=0")
     options = Options(
