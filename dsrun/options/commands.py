@@ -410,7 +410,7 @@ class ExportOptions(RestoreOptions, JsonOptions):
         None, "The new folder.", flags=("-o", "--output"), metavar="DIR", default_text="model/ in RUN"
     )
     export_format: str | None = option(
-        None, "chatglm: the format that the model came in. adapter: not the merged model.",
+        None, "chatglm: the format that the model came in. text: the text model alone. adapter: not the merged model.",
         choices=WRITTEN_FORMATS, default_text="the run's",
     )  # fmt: skip
     push: str | None = option(

@@ -27,7 +27,9 @@ LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 NO_EXPORT = "none"
 """The value that leaves the model unwritten: a run that measures, or one whose model `dsrun export` writes later."""
-WRITTEN_FORMATS = ("transformers", "chatglm", "adapter")
+TEXT_FORMAT = "text"
+"""The export format that writes the text model of a checkpoint with more than text by itself, too."""
+WRITTEN_FORMATS = ("transformers", "chatglm", TEXT_FORMAT, "adapter")
 EXPORT_FORMATS = (*WRITTEN_FORMATS, NO_EXPORT)
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
@@ -486,7 +488,8 @@ class CheckpointOptions(AsyncSaveOptions):
     )
     export_format: str = option(
         "transformers",
-        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model. "
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. text: of a checkpoint with more "
+        "than text the text model by itself, too. adapter: not the merged model. "
         "none: no model; `dsrun export` writes it later, from a checkpoint.",
         choices=EXPORT_FORMATS,
     )

@@ -192,7 +192,8 @@ class Setup:
     @property
     def trained(self) -> int:
         """Weights that get gradients, and that are exported: of LoRA only what it adds."""
-        return self.shape.parameters if self.method == "full" else self.adapters + self.copies
+        whole = self.shape.parameters - self.shape.frozen
+        return whole if self.method == "full" else self.adapters + self.copies
 
     @property
     def weight_bytes(self) -> int:

@@ -327,7 +327,7 @@ def flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> floa
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
-    scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
+    scores = 2 * shape.attention_layers * shape.query_width * length * (1 if setup.flash else 2)
     blocks = max(0, shape.active - shape.ends)
     weights = blocks + shape.embedding  # the output matrix; a tied one is the embedding itself
     trained = setup.trained * (weights / shape.parameters if setup.method == "full" else 1)

@@ -120,7 +120,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.loop import Trainer
     from dsrun.training.models import float8, kernels
     from dsrun.training.models.compiled import compile_layers
-    from dsrun.training.models.load import end_ids, load_model
+    from dsrun.training.models.load import end_ids, load_model, towers_note
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
@@ -145,6 +145,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     if attention != "sdpa":
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
+    if text := towers_note(job, model):
+        report.event("note", text=text)
     if job.peft.freezes:
         report.event("note", text=trained_share(model, job.peft.method))
     if job.training.liger:
