@@ -84,6 +84,8 @@ def _traced(case: PlanCase, ranked: RankedPlans) -> tuple[RankedPlans, list[str]
     from dsrun.jobs.assembly.planning import traced
 
     return traced.retraced(ranked, case.target.room, traced.tracer_for(case.subject, case.options))
+
+
 def _by_trainer(case: PlanCase, ranked: RankedPlans) -> list[str]:
     """What the trainer's defaults, or of dsrun's own those of a stock Trainer, change in the first plan's memory."""
     from dsrun.planner import trainers
