@@ -188,12 +188,10 @@ def quantised_weights_that_are_not_fp16(context: Context) -> Iterator[Finding]:
     Those of bf16 and fp32 came out as other numbers, in fp16, which the next layer refused.
     """
     path = next((path for path in (WEIGHTS, FROZEN) if context.flag(path)), None)
-    release = context.setting.release or (FIXED_QUANTISER if context.version >= FIXED_QUANTISER[:2] else None)
-    fixed = release is not None and release >= FIXED_QUANTISER
     if (
         path is None
         or context.stage != 3
-        or fixed
+        or context.version >= FIXED_QUANTISER
         or context.precision in (None, "fp16")
         or when.on_cpu(context)
     ):
