@@ -259,7 +259,7 @@ def measured_files(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for card, results in by_card.items():
         kind, last = kinds.recognise(card), newest(results)
         for engine, cases in COMPILED.items():
-            pair = [line for case in cases if (line := last.get(f"speed/{case}"))]
+            pair = [last[f"speed/{case}"] for case in cases if f"speed/{case}" in last]
             whole = [line for line in pair if not line["failed"] and line.get("step_seconds")]
             if kind is None or len(whole) < len(cases):
                 continue
