@@ -42,7 +42,7 @@ class Compiled:
         return self.seconds_without / self.seconds_with
 
     def pays_in(self, steps: float) -> bool:
-        """Whether a run of so many steps gets its start back."""
+        """Whether a run of that many steps gets its start back."""
         return steps * (self.seconds_without - self.seconds_with) > self.start_seconds
 
 
@@ -60,7 +60,7 @@ def compiled(gpu: str, engine: str) -> Compiled | None:
         for key, hint in KEYS.items()
         if not _is_right(key, values.get(key))
     ]
-    problems += [Problem(f"{key} is no key of a measurement", str(path)) for key in values if key not in KEYS]
+    problems += [Problem(f"{key} is not a key of a measurement", str(path)) for key in values if key not in KEYS]
     if problems:
         raise DsrunError(problems)
     return Compiled(**values)

@@ -108,7 +108,7 @@ def test_where_layers_cant_be_compiled_nothing_is_said(put, given):
     [
         ("seconds_without = 1", "seconds_with is missing"),
         (WRITTEN.replace("{compiled}", "0"), "seconds_with is 0"),
-        (WRITTEN.replace("{compiled}", "0.5") + "speed = 3\n", "speed is no key"),
+        (WRITTEN.replace("{compiled}", "0.5") + "speed = 3\n", "speed is not a key"),
         (WRITTEN.replace("{compiled}", '"fast"'), "seconds_with is 'fast'"),
     ],
 )
