@@ -32,9 +32,20 @@ CPU_EFFICIENCY = 0.45
 ATTENTION = 2.0
 """Weight of an operation in attention's kernels: they reach about half of the rate of matrix products, as
 llm-foundry's rows from 512 to 65,536 tokens show."""
+REFERENCE_HIDDEN = 4096
+"""Hidden size of the models that BYTES_AN_OPERATION was read from."""
+MATRIX_KERNELS = 8 / 35
+"""Share of a block's kernels that are matrix products or attention: of Llama's, 8 of 35."""
 LAUNCH_MS = {0: 5.0, 1: 8.0, 2: 11.0, 3: 15.5}
 """ZeRO's stage -> milliseconds a layer and micro step that Python takes to launch the work and, under ZeRO-3, to fetch
 and release weights. Short rows can't go below it: Qwen-7B under ZeRO-3 takes as long for 256 tokens as for 512."""
+LOOPED_EXPERT = {0: 0.3, 1: 0.3, 2: 0.3, 3: 1.0}
+"""ZeRO's stage -> time to launch an expert in a loop, as a share of a layer's (LAUNCH_MS).
+
+Its kernels are 10 of a block's 35. Under ZeRO-3 nothing is fetched ahead, since nobody knows which expert is next: all
+48 x 128 of Qwen3-30B-A3B's take 91.2 s a micro step on 16 A800 (ms-swift's documentation), which is a layer's time for
+each. Of the other stages no published run is known.
+"""
 FSDP_LAUNCH_MS = 8.0
 """Milliseconds a layer and micro step under FSDP, whose hooks are at whole blocks (assumed: no table shows it)."""
 OVERLAP = 0.3
@@ -142,9 +153,15 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     peak = peak_rate(setup, hardware)
     flops = tokens * computed_a_token(setup)
     work = flops / (peak * hardware.efficiency)
+    beside = work * (1 - hardware.efficiency) * (_moved(setup) - 1)
+    work += beside
     dequantize = _dequantize(setup, hardware)
-    launch = max(0.0, _launch(setup) - work - dequantize)
-    # A micro step can't be shorter than Python takes to launch it: only what that takes beyond the work counts.
+    # No kernel can be shorter than Python takes to launch it: only what that takes beyond the work counts. Products
+    # have most of the work and few of the launches, so that the others wait long before they do.
+    products, others = flops / peak, work - flops / peak + dequantize
+    started = _launch(setup)
+    launch = max(0.0, MATRIX_KERNELS * started - products)
+    launch += max(0.0, (1 - MATRIX_KERNELS) * started - others)
     busy = work + dequantize + launch
     moved = traffic(setup)
     # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
@@ -310,7 +327,7 @@ def flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> floa
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
-    scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
+    scores = 2 * shape.attention_layers * shape.query_width * length * (1 if setup.flash else 2)
     blocks = max(0, shape.active - shape.ends)
     weights = blocks + shape.embedding  # the output matrix; a tied one is the embedding itself
     trained = setup.trained * (weights / shape.parameters if setup.method == "full" else 1)
@@ -333,7 +350,26 @@ def _not_again(setup: Setup) -> int:
 def _launch(setup: Setup) -> float:
     """Seconds that a micro step takes at least, however little there is to compute."""
     by_engine = {"deepspeed": LAUNCH_MS[setup.stage], "fsdp": FSDP_LAUNCH_MS, "torch": LAUNCH_MS[0]}
-    return 1e-3 * setup.shape.layers * by_engine[setup.engine]
+    layer = 1e-3 * setup.shape.layers * by_engine[setup.engine]
+    if (experts := setup.shape.experts) is None or not setup.looped_experts:
+        return layer
+    share = LOOPED_EXPERT[setup.stage if setup.engine == "deepspeed" else 0]
+    return layer * (1 + share * experts.count * (1 - experts.dense / setup.shape.layers))
+
+
+def _moved(setup: Setup) -> float:
+    """Memory traffic of an operation, relative to BYTES_AN_OPERATION: 1 but for mixtures of experts.
+
+    The inside of a feed-forward block as wide as f moves 8 f bytes a token for the 18 h f operations of its products;
+    a chosen expert 4 h more, as its tokens are brought together and apart again, and its matrices are narrow.
+    """
+    shape = setup.shape
+    if (experts := shape.experts) is None:
+        return 1.0
+    each = (8 * experts.width + 4 * shape.hidden) / (18 * shape.hidden * experts.width)
+    mixed = 3 * experts.chosen * experts.width * shape.hidden * (shape.layers - experts.dense)
+    share = min(1.0, mixed / max(1, shape.active - shape.ends))
+    return 1 + share * (each * 18 * REFERENCE_HIDDEN / 8 - 1)
 
 
 def _dequantize(setup: Setup, hardware: Hardware) -> float:

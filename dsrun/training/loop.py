@@ -440,7 +440,7 @@ class Trainer:
             kind = kind_of(self.job.training.metrics, self.eval_examples.answers)
             scores = write_and_score(answers, path, kind, self.tokenizer.chat_template)
             self.report.event(
-                "scores", when=when, scores=scores, rows=len(answers), path=str(path),
-                example_prompt=answers[0]["prompt"],
+                "scores", when=when, scores=scores, rows=len(answers), of=len(self.eval_examples.with_question),
+                path=str(path), example_prompt=answers[0]["prompt"],
             )  # fmt: skip
         barrier()

@@ -13,7 +13,7 @@ from choices import ENGINES, PRECISIONS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.planner import gpus
+from dsrun.planner import gpus, shapes
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
 from dsrun.planner.shape import Shape, from_numbers
@@ -441,3 +441,53 @@ def test_less_to_do_is_never_slower(setup, hardware):
 def test_torch_is_not_imported():
     code = "import sys, dsrun.planner.speed, dsrun.planner.gpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- mixtures of experts, short rows ---
+
+MIXTURE = shapes.shape("qwen3-30b-a3b", None)[0]
+A800 = Hardware.from_gpu(gpus.load("a800-80g"), 8)
+
+
+def seconds(setup, hardware=A800):
+    return speed(setup, hardware).seconds_per_step
+
+
+def test_experts_in_a_loop_take_a_layers_time_each_under_zero3():
+    """As published of Qwen3-30B-A3B on 16 A800: 91.2 s a step, where Megatron takes 9.6."""
+    asked = Setup(MIXTURE, gpus=16, nodes=2, stage=3, seq_len=8192, checkpointing=1, looped_experts=True)
+    assert seconds(asked) == pytest.approx(91.2, rel=0.2)
+    grouped = seconds(asked.changed(looped_experts=False))
+    assert grouped < seconds(asked) / 5
+    below = asked.changed(stage=2)
+    assert seconds(below.changed(looped_experts=False)) < seconds(below) < seconds(asked)
+
+
+def test_an_experts_operations_move_more_than_a_dense_blocks():
+    """Its tokens are brought together and apart: an operation of a narrow expert takes longer."""
+    dense = shapes.shape("llama-3-8b", None)[0]
+    asked = {"gpus": 8, "stage": 2, "seq_len": 4096, "micro_batch": 4}
+    assert speed(Setup(MIXTURE, **asked), A800).model_flops_utilisation < 0.6 * (
+        speed(Setup(dense, **asked), A800).model_flops_utilisation
+    )
+    wide = shapes.shape("mixtral-8x7b", None)[0]
+    mfu = [speed(Setup(shape, **asked), A800).model_flops_utilisation for shape in (MIXTURE, wide, dense)]
+    assert mfu == sorted(mfu)
+
+
+def test_short_rows_wait_for_their_small_kernels():
+    """Where launching takes as long as computing, a step takes longer than either; far from there, the longer."""
+    shape = shapes.shape("llama-2-7b", None)[0]
+    alone = replace(A800, link_gb_s=1e6)
+
+    def split(tokens):
+        found = speed(Setup(shape, gpus=1, stage=0, seq_len=tokens), alone)
+        return found.terms["compute"], found.terms["launch"]
+
+    started = 32 * 5e-3
+    for tokens in (32, 64):
+        compute, launch = split(tokens)
+        assert compute + launch == pytest.approx(started)
+    even = min(range(128, 2048, 64), key=lambda tokens: abs(split(tokens)[0] - started))
+    assert sum(split(even)) > 1.2 * started
+    assert split(16384)[1] == 0

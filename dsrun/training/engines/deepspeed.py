@@ -219,6 +219,7 @@ class DeepSpeed(MicroSteps):
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
         self._looked_at_copies = False
+        self._freezes = not all(weight.requires_grad for weight in self.module.parameters())
 
     def __call__(self, **batch: Any) -> Any:
         output = self._engine(**batch)
@@ -326,7 +327,7 @@ class DeepSpeed(MicroSteps):
     def save(self, folder: Path, step: int) -> None:
         self._engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
-            exclude_frozen_parameters=self._job.peft.freezes,
+            exclude_frozen_parameters=self._freezes,
         )  # fmt: skip
 
     def capture(self, folder: Path, step: int) -> CapturedFiles:
@@ -364,7 +365,7 @@ class DeepSpeed(MicroSteps):
         """Load a checkpoint of the same layout; returns the steps done."""
         # Weights that aren't trained are in no checkpoint: they were read from the model's own folder.
         path, state = self._engine.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_module_strict=not self._job.peft.freezes
+            str(folder.parent), tag=folder.name, load_module_strict=not self._freezes
         )
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load {folder}")

@@ -25,6 +25,7 @@ from dsrun.models import adapters as formats
 from dsrun.options.table import PeftOptions
 from dsrun.training import finite
 from dsrun.training.models import prefix_tuning
+from dsrun.training.models.text_part import text_path, towers
 from dsrun.training.models.weights import Stored, open_shard, problems
 
 NAME = "default"
@@ -75,8 +76,10 @@ def add_lora(model: Any, spec: PeftOptions) -> None:
     alpha = (
         int(spec.lora_alpha) if float(spec.lora_alpha).is_integer() else spec.lora_alpha
     )  # 16, not 16.0, in files
+    # The names of a tower's layers are often those of the text part's.
+    modules = formats.inside(text_path(model), chosen.modules) if towers(model) else chosen.modules
     config = LoraConfig(
-        r=spec.lora_rank, lora_alpha=alpha, lora_dropout=spec.lora_dropout, target_modules=chosen.modules,
+        r=spec.lora_rank, lora_alpha=alpha, lora_dropout=spec.lora_dropout, target_modules=modules,
         bias="none", task_type="CAUSAL_LM",
         **({"target_parameters": chosen.parameters} if chosen.parameters else {}),
     )  # fmt: skip
@@ -110,12 +113,13 @@ def targets(model: Any, wanted: str) -> Targets:
     `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
     """
     mixtures, usual = _mixtures(model), {id(layer) for layer in linear_layers(model)}
+    inside = f"{text_path(model)}." if towers(model) else ""
     modules, tensors = (
         defaultdict(set),
         defaultdict(set),
     )  # a word of the option -> the names that it stands for
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and name.startswith(inside):
             last = name.rpartition(".")[2]
             modules[last].add(last)
             if id(module) in usual:

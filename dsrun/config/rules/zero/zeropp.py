@@ -20,7 +20,7 @@ SHARD = f"{ZERO}.mics_shard_size"
 HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
 NEW = (0, 10)
 FIXED_QUANTISER = (0, 19, 6)
-LAST_MICS = (0, 18)
+LAST_MICS = (0, 19, 6)
 
 
 def _per_node(context: Context) -> int | None:
@@ -188,12 +188,10 @@ def quantised_weights_that_are_not_fp16(context: Context) -> Iterator[Finding]:
     Those of bf16 and fp32 came out as other numbers, in fp16, which the next layer refused.
     """
     path = next((path for path in (WEIGHTS, FROZEN) if context.flag(path)), None)
-    release = context.setting.release or (FIXED_QUANTISER if context.version >= FIXED_QUANTISER[:2] else None)
-    fixed = release is not None and release >= FIXED_QUANTISER
     if (
         path is None
         or context.stage != 3
-        or fixed
+        or context.version >= FIXED_QUANTISER
         or context.precision in (None, "fp16")
         or when.on_cpu(context)
     ):

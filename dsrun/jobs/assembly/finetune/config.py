@@ -29,7 +29,7 @@ from dsrun.jobs.assembly.checks import (
     techniques,
 )
 from dsrun.jobs.assembly.checks.communication import OVERLAP, rounding_problems, why_overlap
-from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
+from dsrun.jobs.assembly.checks.optimizers import NOTHING_COMPILED, TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.finetune import layout
 from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
@@ -41,7 +41,15 @@ from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
 from dsrun.options.layers import Layer, Source
-from dsrun.options.optimizers import ADAMW
+from dsrun.options.optimizers import (
+    ADAMW,
+    FLAGS,
+    PARAMS,
+    apart,
+    argument_problems,
+    given_arguments,
+    texts_for_config,
+)
 from dsrun.options.table import AUTO_LAYOUT, CONFIG, NO_FP8, recomputing
 from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
@@ -113,7 +121,7 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     config = unchecked_config(preset, config_options(requested, strategy))
     if requested.options.optimizer == ADAMW and (why := why_torch_adam(config, accelerator)):
         strategy = replace(strategy, overrides=dict.fromkeys(torch_adam(accelerator), why))
-        if accelerator == "cuda":
+        if why != NOTHING_COMPILED:
             findings.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
             )
@@ -217,11 +225,12 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
         findings.problems.extend(check_experts(stage=0, fsdp=True))
         return settled_fsdp(requested, strategy, chosen, findings)
     unchecked = unchecked_config(preset, config_options(requested, strategy))
-    raise_all(untrainable(requested, preset, unchecked))
+    raise_all([*untrainable(requested, preset, unchecked), *argument_problems(options)])
     built = build_config(preset, config_options(requested, strategy))
     own = {
         text.partition("=")[0]: f"{Source.DERIVED.words}: {why}" for text, why in strategy.overrides.items()
     }
+    own |= {f"{PARAMS}{name}": FLAGS[name] for name in given_arguments(options)}
     config = with_sizes(replace(built, origins={**built.origins, **own}), strategy.sizes)
     accelerator, shape = requested.machine.accelerator, requested.shape
     findings.problems.extend(peft_methods.check_device(peft, accelerator, config.ds_config))
@@ -236,7 +245,7 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
     findings.notes.extend(second_copy_notes(config.ds_config, world_size_of(requested.hosts)))
     raise_all(optimizers.refusals(config.ds_config, accelerator, preset, options.optimizer))
     config, params = optimizers.with_optimizer(
-        config, options.optimizer, shape.hidden if shape else None, options.muon_lr
+        config, options.optimizer, shape.hidden if shape else None, options.muon_lr, apart(options)
     )
     optimizers.check_schedule(config.ds_config, requested.resolved)
     if setup := parallel_setup(requested, preset, unchecked):
@@ -293,7 +302,7 @@ def parallel_setup(
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
     """FSDP's settings, which take a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
-    refused = fsdp.refusals(chosen, preset, requested.resolved)
+    refused = [*fsdp.refusals(chosen, preset, requested.resolved), *argument_problems(options)]
     raise_all([*refused, *_uncomputable(requested, preset, {})])
     spec = fsdp.spec_of(
         chosen, preset, requested.hosts, batch=(options.micro_batch, options.micro_steps),
@@ -301,7 +310,7 @@ def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings:
     )  # fmt: skip
     if chosen.shard_over == HOST and len(requested.hosts) == 1:
         findings.notes.append(f"preset {preset} on one host has one copy of the model, as fsdp has")
-    params = fsdp.optimizer_params(chosen, options.optimizer)
+    params = {**fsdp.optimizer_params(chosen, options.optimizer), **given_arguments(options)}
     return WithConfig(requested, strategy, BuiltConfig({}, {}, []), params, spec)
 
 
@@ -313,7 +322,7 @@ def config_options(requested: Requested, strategy: Strategy) -> Options:
     return select(
         Options, options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
         largest_parameter=shape.largest if shape else None, own_schedule=options.lr_schedule != CONFIG,
-        group=requested.parallel.group, overrides=(*options.overrides, *strategy.overrides),
+        group=requested.parallel.group, overrides=(*texts_for_config(options), *strategy.overrides),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ FREES_INPUTS = (0, 43, 2)
 """The bitsandbytes whose 4-bit matrices no longer keep their inputs (bitsandbytes#1270)."""
 NOWHERE = "/nvme"
 """The folder that stands in a config which is only planned with."""
+NO_4_BIT_SHARDS = "finetune doesn't train 4-bit weights that ranks share (ZeRO-3, FSDP)"
 Divided = tuple[dict[str, dict[str, Any]], dict[str, str]]
 """Preset -> what its ds_config gives a Setup; and preset -> why it was left out."""
 
@@ -119,13 +120,21 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
 
 def seq_len_of(options: PlanOptions) -> int:
     """Tokens of the longest example."""
-    return options.seq_len or options.max_source_length + options.max_target_length
+    return options.seq_len or options.longest_example
 
 
 def preset_fields(
-    names: Iterable[str], room: MemoryBudget, base: Setup, *, overrides: tuple[str, ...] = ()
+    names: Iterable[str],
+    room: MemoryBudget,
+    base: Setup,
+    *,
+    overrides: tuple[str, ...] = (),
+    shards_4_bits: bool = False,
 ) -> Divided:
-    """Fields of a Setup from each preset's finished ds_config, the least divided first; presets left out, and why."""
+    """Fields of a Setup from each preset's finished ds_config, the least divided first; presets left out, and why.
+
+    shards_4_bits: also those whose ranks share 4-bit weights, which other trainers do and dsrun's doesn't.
+    """
     fields: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     options = Options(
@@ -146,8 +155,8 @@ def preset_fields(
             continue
         if "nvme" in (division["optimizer_device"], division["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and not base.changed(**division).takes_4_bits:
-            skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
+        elif base.quantized and not shards_4_bits and base.changed(**division).sharded:
+            skipped[name] = NO_4_BIT_SHARDS
         else:
             fields[name] = division
     return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
