@@ -419,6 +419,7 @@ class ComputeOptions(OptionGroup):
     )
     compile: bool = option(
         False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+        flags=("--compile/--no-compile",), default_text="where it was measured to pay on the job's GPUs",
     )  # fmt: skip
 
     @property
