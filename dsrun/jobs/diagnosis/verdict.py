@@ -51,6 +51,8 @@ LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
+STEPS_AFTER_WARNING = 2
+"""Different lines of steps behind a warning after which it was no more than that."""
 GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
 """Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
@@ -365,7 +367,8 @@ def _root(reading: Reading) -> Verdict | None:
     warned = [
         sighting
         for sighting in roots
-        if sighting.line.level == WARNED and not progress.went_on(sighting.line, reading.lines, 1)
+        if sighting.line.level == WARNED
+        and not progress.went_on(sighting.line, reading.lines, STEPS_AFTER_WARNING)
     ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
