@@ -42,6 +42,7 @@ ALLOWED = {
     "reports": {
         "host", "config", "job", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
         "cluster"},
+    "trainers": {"options", "config"},
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
@@ -50,6 +51,7 @@ ALLOWED["jobs.assembly"] = set(ALLOWED) - {
     "reports",
     "jobs.supervision",
     "jobs.diagnosis",
+    "trainers",
 }
 ALLOWED["cli"] = set(ALLOWED) - {"training"}
 MOST_FLAT = 14
