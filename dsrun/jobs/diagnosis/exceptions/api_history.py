@@ -66,6 +66,8 @@ TYPES = (
 """Exceptions in which these words are Python's or transformers', and no quotation."""
 IMPORTS = ("ImportError", "ModuleNotFoundError", "RuntimeError")
 """Those of them that say what can't be imported; RuntimeError is transformers', about an import of its own."""
+SHORTEST_GAP = 5
+"""Releases without a name, between others with it, from which it counts as gone."""
 SETTINGS = ("Config", "Arguments")
 """Ends of the names of classes of settings."""
 SHORTEST_STEM = 8
@@ -155,6 +157,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     from dsrun.releases.lookup import uses
 
     installed = releases_in(lines, [record.package.name]).get(record.package.name, "")
+    record = _before_gap(record) if not installed else record
     direction = _direction(record, installed, _possible(record, asked))
     if not direction or (record.unread and not record.releases):
         return None
@@ -162,7 +165,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     user = raised.user_frame
     own = caller is None or caller.owner == owners.USER
     return ApiFinding(
-        package=record.package.name,
+        package=record.package.name if record.releases else _package_name(asked.path),
         path=asked.path,
         kind=asked.kind,
         name=asked.name,
@@ -180,6 +183,25 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         overridden=asked.overridden,
         is_sure=asked.is_sure,
     )
+
+
+def _before_gap(record: NameRecord) -> NameRecord:
+    """The record of a name that left and came back much later: that of its first span, which is what older code asks
+    for. Releases of a side branch that lack it are no gap."""
+    bits = f"{record.releases:b}"[::-1].strip("0") if record.releases else ""
+    gap = re.search(f"0{{{SHORTEST_GAP},}}", bits)
+    if gap is None:
+        return record
+    start = (record.releases & -record.releases).bit_length() - 1
+    return replace(record, releases=record.releases & ((1 << start + gap.start()) - 1))
+
+
+def _package_name(path: str) -> str:
+    """The name on the index of the package that a path begins with."""
+    from dsrun.releases.packed import package_of
+
+    package = package_of(path)
+    return package.name if package else path.partition(".")[0]
 
 
 def _record(asked: _Asked) -> NameRecord | None:
@@ -415,7 +437,10 @@ def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
         {one.text for one in entry.of("") if one.text.endswith(SETTINGS)} if entry else (),
         key=lambda name: (not name.startswith(stem), name),
     )
-    last = 1 << len(package.releases) - 1 if package else 0
+    # Where the parameter went as it left, or what has the attribute now.
+    last = (
+        1 << record.releases.bit_length() if record.next else 1 << len(package.releases) - 1 if package else 0
+    )
     for name in names:
         if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & last:
             return f"{top}.{name}({asked.name}=)" if asked.kind == "parameter" else f"{top}.{name}"
