@@ -437,12 +437,13 @@ def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
         {one.text for one in entry.of("") if one.text.endswith(SETTINGS)} if entry else (),
         key=lambda name: (not name.startswith(stem), name),
     )
+    if package is None:
+        return ""
     # Where the parameter went as it left, or what has the attribute now.
-    last = (
-        1 << record.releases.bit_length() if record.next else 1 << len(package.releases) - 1 if package else 0
-    )
+    left = record.releases and record.next
+    asked_of = 1 << (record.releases.bit_length() if left else len(package.releases) - 1)
     for name in names:
-        if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & last:
+        if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & asked_of:
             return f"{top}.{name}({asked.name}=)" if asked.kind == "parameter" else f"{top}.{name}"
     return ""
 
