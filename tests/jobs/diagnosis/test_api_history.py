@@ -163,7 +163,9 @@ def test_a_name_that_left_and_came_back_much_later():
 
 
 def test_a_parameter_that_the_trainers_config_took_over():
-    found = answer(f"{OWN}TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'max_seq_length'")
+    found = answer(
+        f"{OWN}TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'max_seq_length'"
+    )
     assert "trl.SFTConfig(max_seq_length=)" in found.next_step
 
 
