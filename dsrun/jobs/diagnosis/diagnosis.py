@@ -10,20 +10,25 @@ from typing import Any
 
 from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import memory_text, names, own_words
-from dsrun.jobs.diagnosis.exceptions import api_history
+from dsrun.jobs.diagnosis.exceptions import api_history, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_OF_MESSAGE = 300
 """Longest part of an exception's message that stands in a sentence, in characters."""
+MOST_CHAINED = 160
+"""Longest quotation of another exception of a chain, in characters."""
 MOST_QUOTED = 500
 """Longest quotation of a line, in characters."""
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """Exceptions that the code raises which imports, and not what is imported."""
 BY_WORDS = (MESSAGE, PLACE)
 """Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
+OF_RELEASES = ("version", "import")
+"""Causes whose lines may name the release that is asked for and the one that is there."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -97,7 +102,11 @@ def in_words(
     if quoted and (verdict.cause is None or (verdict.signature and verdict.signature.kind in BY_WORDS)):
         advice = _own_advice(quoted, chinese)
         next_step = f"{advice} {next_step}" if verdict.cause else advice
+    elif quoted and not names.all_in(quoted[0], f"{summary} {next_step}"):
+        next_step = f"{next_step} {_own_advice(quoted, chinese)}"
     named = names.names_in(_message(verdict)) if line and _is_failure(verdict) else []
+    if chained := _chained(verdict):
+        summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first
     numbers = None
@@ -148,6 +157,18 @@ def _message(verdict: Verdict) -> str:
     if raised and verdict.line and raised.line is verdict.line:
         return f"{raised.name}: {raised.message}"
     return narrow(verdict.line.text.strip()) if verdict.line else ""
+
+
+def _chained(verdict: Verdict) -> str:
+    """The other exceptions of the chain as quotations, oldest first: one of them may say what the deciding one
+    doesn't."""
+    own = _message(verdict)
+    texts = dict.fromkeys(
+        f"{one.name}: {without_secrets(' '.join(one.message.split()))[:MOST_CHAINED]}"
+        for one in verdict.chain
+        if len(one.message.split()) > 1 and one.message.split("\n")[0] not in own
+    )
+    return ", ".join(f'"{text}"' for text in list(texts)[:2]) + "." if texts else ""
 
 
 def _own_advice(quoted: Sequence[str], chinese: bool) -> str:
@@ -209,6 +230,9 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     if told := verdict.told:
         means, next_step = (told.means_zh, told.next_zh) if chinese else (told.means, told.next)
         return f"{means} {_place(verdict, chinese)}".strip(), next_step
+    if asked := _requirement(verdict):
+        means, next_step = requirements.in_words(asked, chinese)
+        return f"{means} {_place(verdict, chinese)}".strip(), next_step
     if signature := verdict.signature:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
@@ -233,6 +257,13 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
         "No failure was found in these lines.",
         "Name the log of the rank that failed first, or the logs of all ranks; one that hangs stands at its last line.",
     )
+
+
+def _requirement(verdict: Verdict) -> requirements.Requirement | None:
+    """The release that the deciding line asks for, where it is one of versions and names the one that is there."""
+    if verdict.cause not in OF_RELEASES or verdict.line is None:
+        return None
+    return requirements.requirement(_message(verdict))
 
 
 def _raised_text(verdict: Verdict) -> str:
@@ -275,10 +306,23 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 def _place(verdict: Verdict, chinese: bool) -> str:
     """The place in the user's own code that an exception came from, as a sentence."""
     raised = verdict.raised or verdict.exception
-    if raised is None or not raised.frames or (verdict.raised is None and raised.user_frame is None):
+    if raised is None or not raised.frames:
+        return ""
+    if verdict.raised is None and not (raised.user_frame or raised.asker or raised.name in IMPORTS):
         return ""
     frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"
+    asker = raised.asker
+    if asker and asker.package and asker.package != raised.package and raised.name not in IMPORTS:
+        code = f" (`{without_secrets(asker.code)[:120]}`)" if asker.code else ""
+        by = f"{asker.package}{code}"
+        called = f"，调用处：{place}" if chinese else f", called from {place}"
+        called = called if raised.user_frame else ""
+        return (
+            f"{by} 调用了 {raised.package}{called}。"
+            if chinese
+            else f"{by} had asked {raised.package}{called}."
+        )
     if raised.package and raised.name in IMPORTS:
         return (
             f"{raised.package} 用到它（{place}）。" if chinese else f"{raised.package} asks for it ({place})."
@@ -293,9 +337,12 @@ def _place(verdict: Verdict, chinese: bool) -> str:
 
 
 def _open_values(verdict: Verdict) -> Mapping[str, str]:
-    """Values of the pattern's groups, without secrets: a part of a secret doesn't look like one any more."""
+    """Values of the pattern's groups, and the package that raised it as "caller"; without secrets, of which a part
+    doesn't look like one any more."""
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
-    return {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
+    caller = verdict.exception.package if verdict.exception else ""
+    who = {"caller": caller} if caller and caller != owners.REMOTE_CODE else {}
+    return who | {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

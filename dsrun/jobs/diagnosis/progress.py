@@ -13,9 +13,9 @@ from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 
 STEP = re.compile(
     r"(?i)\b(?:step|iter(?:ation)?|epoch)s?\b[\"']?\s{0,3}[=:/ ]\s{0,3}\d|\d{1,9}/\d{1,9} \[[\d:?]{4,9}<"
-    r"|['\"]?(?:loss|train_loss)['\"]?\s{0,2}[=:]\s{0,2}[\d.]"
+    r"|['\"]?(?:loss|train_loss)['\"]?\s{0,2}[=:]\s{0,2}[\d.]|\b(?:fwd|bwd|step)_?\w{0,20}: \d|\bsamples/s(?:ec)?\b"
 )
-"""A line of a training that moves: a step's number, a bar's count, a loss."""
+"""A line of a training that moves: a step's number, a bar's count, a loss, DeepSpeed's times."""
 WENT_ON = 10
 """Different lines of that kind after which a program counts as having gone on."""
 

@@ -27,9 +27,11 @@ from dsrun.jobs.diagnosis.exceptions import (
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
+    BEGIN,
     CODE,
     OF_LANGUAGE,
     RaisedException,
+    chain_of,
     exceptions,
     exceptions_inside,
     is_code,
@@ -49,6 +51,8 @@ LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
+STEPS_AFTER_WARNING = 2
+"""Different lines of steps behind a warning after which it was no more than that."""
 GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
 """Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
@@ -123,6 +127,8 @@ class Verdict:
     """What the releases of a package say about the name that is asked for in vain."""
     exception: RaisedException | None = None
     """The exception on the line that shows the cause, if it is one."""
+    chain: Sequence[RaisedException] = ()
+    """The others of its chain."""
     lines: Sequence[PeeledLine] = field(default=(), repr=False)
     """All lines, for what stands around the one that shows the cause."""
     failed: Sequence[PeeledLine] = ()
@@ -157,7 +163,8 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
     raised = verdict.raised or reading.exception_of(verdict.line)
     if raised is None:
         return verdict
-    verdict = replace(verdict, exception=raised)
+    others = [one for one in chain_of(raised, reading.raised) if one is not raised]
+    verdict = replace(verdict, exception=raised, chain=others)
     if api := api_history.finding(raised, reading.lines):
         return _by_history(verdict, api)
     if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
@@ -195,8 +202,11 @@ def _by_history(verdict: Verdict, api: api_history.ApiFinding) -> Verdict:
     """The verdict as the releases of a package make it."""
     if api.direction == api_history.NEVER and api.kind not in ("model type", "name"):
         # That no release has a name is sure only of what was read; a signature that knows the line knows more.
-        if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
+        known = verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE)
+        if known and not api.instead:
             return verdict
+        if known:
+            return replace(verdict, api=api)
         confidence = "medium" if api.near or api.is_own else "low"
         cause = "script_error" if api.is_own else "version"
         return replace(verdict, api=api, cause=cause, confidence=confidence, raised=verdict.exception)
@@ -249,6 +259,9 @@ def _read(
         if (sighting.signature.own_code or _place(sighting.line) not in theirs)
         and (sighting.signature.reads_code or not is_code(index_of_line[id(sighting.line)], lines))
     ]
+    # A notebook's traceback begins with the type alone: the exception's own line says more, where the log has it.
+    full = {sighting.signature.id for sighting in fitting if BEGIN not in sighting.line.text}
+    fitting = [one for one in fitting if BEGIN not in one.line.text or one.signature.id not in full]
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
     }
@@ -354,7 +367,8 @@ def _root(reading: Reading) -> Verdict | None:
     warned = [
         sighting
         for sighting in roots
-        if sighting.line.level == WARNED and not progress.went_on(sighting.line, reading.lines, 1)
+        if sighting.line.level == WARNED
+        and not progress.went_on(sighting.line, reading.lines, STEPS_AFTER_WARNING)
     ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
