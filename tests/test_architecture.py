@@ -23,7 +23,7 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safete
 # Room -> the rooms of dsrun that it may import, besides itself and the modules beside them (errors, files, catalog).
 ALLOWED = {
     "options": set(),
-    "config": {"options"},
+    "config": {"options", "releases"},
     "data": {"host", "options", "job"},
     "models": {"options", "planner", "job"},
     "planner": {"options"},
@@ -45,7 +45,6 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
-    "releases",
     "training",
     "reports",
     "jobs.supervision",
