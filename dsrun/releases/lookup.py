@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsrun.releases import packed
-from dsrun.releases.packed import PackageReleases, PackedEntry
+from dsrun.releases.packed import PackageReleases, PackedEntry, PackedModule
 
 KINDS = {
     "c": "class",
@@ -47,7 +47,7 @@ NO_NAMES = ("the", "a", "an", "it", "this", "that", "instead", "another", "one",
 class Definition:
     """Where a name is defined, for some releases."""
 
-    module: PackedEntry
+    module: PackedModule
     entry: PackedEntry
     releases: int
 
@@ -153,7 +153,7 @@ def look_up(path: str, parameter: str = "") -> NameRecord:
     return _name(package, module, path, rest[0]) if len(rest) == 1 else _member(package, module, rest, path)
 
 
-def longest_module(package: PackageReleases, path: str) -> tuple[PackedEntry | None, list[str]]:
+def longest_module(package: PackageReleases, path: str) -> tuple[PackedModule | None, list[str]]:
     """The module that a path lies in, and the parts of the path below it."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
@@ -175,7 +175,7 @@ def has_own_init(record: NameRecord, release: str) -> bool:
 # A name of a module
 
 
-def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -> NameRecord:
+def _name(package: PackageReleases, module: PackedModule, path: str, name: str) -> NameRecord:
     entries = list(module.of("", name))
     releases = packed.union(entries)
     known = definitions(package, module, name)
@@ -210,7 +210,7 @@ def _target(entries: list[PackedEntry]) -> str:
 
 
 def definitions(
-    package: PackageReleases, module: PackedEntry, name: str, releases: int = -1, depth: int = 0
+    package: PackageReleases, module: PackedModule, name: str, releases: int = -1, depth: int = 0
 ) -> list[Definition]:
     """The definitions behind a name, with the releases in which it leads there."""
     found: list[Definition] = []
@@ -235,7 +235,7 @@ def behind(package: PackageReleases, path: str, releases: int = -1, depth: int =
 # Members and parameters
 
 
-def _member(package: PackageReleases, module: PackedEntry, parts: list[str], path: str) -> NameRecord:
+def _member(package: PackageReleases, module: PackedModule, parts: list[str], path: str) -> NameRecord:
     known = definitions(package, module, parts[0])
     found = [pair for one in known for pair in _members(package, one, parts[1])]
     releases = 0
@@ -298,7 +298,7 @@ def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tupl
 
 
 def _parameter(
-    package: PackageReleases, module: PackedEntry, parts: list[str], path: str, parameter: str
+    package: PackageReleases, module: PackedModule, parts: list[str], path: str, parameter: str
 ) -> NameRecord:
     known = definitions(package, module, parts[0]) if parts else []
     takes: dict[str, int] = {}

@@ -69,7 +69,7 @@ def breaks():
         yield pytest.param(textwrap.dedent(lines), *head.split(), id=lines.strip())
 
 
-@pytest.mark.parametrize(("lines", "name", "last", "first", "instead"), breaks())
+@pytest.mark.parametrize(("lines", "name", "last", "first", "instead"), list(breaks()))
 def test_breaks_that_people_hit(lines, name, last, first, instead):
     assert missing(lines, {name: last}) == []
     (found,) = missing(lines, {name: first})
