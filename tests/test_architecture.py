@@ -29,6 +29,7 @@ ALLOWED = {
     "planner": {"options"},
     "host": set(),
     "releases": set(),
+    "bisect": {"releases"},
     "cluster": {"host"},
     "job": {"host", "options"},
     "jobs.diagnosis": {"host", "job"},
@@ -45,6 +46,7 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
+    "bisect",
     "training",
     "reports",
     "jobs.supervision",

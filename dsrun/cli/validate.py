@@ -101,7 +101,8 @@ def command(files: tuple[str, ...], **given: Any) -> int:
 
     FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. In a
     script the configs are checked (dicts of Python, here-documents of a shell), and of Python names that the installed
-    or named versions of its packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
+    or named versions of its packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore":
+    ["DS203"] silences a rule in it.
 
     \b
     dsrun validate ds.json                         everything at once

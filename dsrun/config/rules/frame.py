@@ -346,8 +346,8 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
     _version ("0.14"), _with (Setting.versions), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer,
-    _launch, _script, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
-    sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
+    _launch, _script, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config
+    needs (batch sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
     settings = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
