@@ -177,6 +177,31 @@ class Validate(TypedDict):
     findings: list[FindingRow]
 
 
+class BisectCulprit(TypedDict):
+    """A package that it takes, and the two releases between which it changes."""
+
+    package: str
+    last_right: str
+    first_wrong: str
+    untold: list[str]
+    """Releases between these two of which it can't be told."""
+
+
+class Bisect(TypedDict):
+    """What makes the difference between two sets of versions."""
+
+    culprits: list[BisectCulprit]
+    """All of them are needed together."""
+    others: dict[str, str]
+    """Package -> version, of those that make no difference."""
+    tried: int
+    """Sets of versions that were asked."""
+    says: str
+    """The line of the first wrong one."""
+    entry: str
+    """An entry for presets/versions/."""
+
+
 class Diff(TypedDict):
     """The keys in which two configs differ."""
 
@@ -554,6 +579,7 @@ FORMS = {
     "compare": Form(("dsrun compare RUN RUN",), Compare),
     "diagnose": Form(("dsrun diagnose LOG",), Diagnosis),
     "validate": Form(("dsrun validate FILE",), Validate),
+    "bisect": Form(("dsrun bisect",), Bisect),
     "diff": Form(("dsrun diff A B",), Diff),
     "models": Form(("dsrun models",), Models),
     "presets": Form(("dsrun preset",), Presets),

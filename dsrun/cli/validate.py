@@ -99,14 +99,17 @@ BESIDE_OPTION = "--with"
 def command(files: tuple[str, ...], **given: Any) -> int:
     """Show everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe. Exit 1 if
-    there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. In a
+    script the configs are checked (dicts of Python, here-documents of a shell), and of Python names that the installed
+    or named versions of its packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore":
+    ["DS203"] silences a rule in it.
 
     \b
     dsrun validate ds.json                         everything at once
     dsrun validate ds.json --world-size 8          with batch sizes for 8 GPUs
     dsrun validate ds.json --arg bf16=true         beside TrainingArguments
     dsrun validate ds.json --with deepspeed==0.18.1,numpy==2.1
+    dsrun validate train.py --with transformers==5.1
     dsrun validate configs/ --format github --strict      in CI
     dsrun validate ds.json --level note            what is worth knowing too
     dsrun validate ds.json --fix                   fix what is safe to fix
@@ -127,7 +130,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     results: list[ValidationResult] = []
     for file in texts:
         judged = _judged(file, setting, selection, given["target"])
-        if (given["fix"] or given["show"]) and not file.is_yaml:
+        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script):
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
@@ -266,9 +269,13 @@ def _model(name: str) -> ModelInfo:
 def _judged(
     file: ConfigText, setting: Setting, selection: RuleSelection, target: str | None
 ) -> list[ValidationResult]:
-    """The results on a file: a YAML may name a second one."""
+    """The results on a file: a YAML may name a second one, a script may hold several."""
     from dsrun.config.validation.validate import validate
 
+    if file.is_script:
+        from dsrun.config.validation import scripts
+
+        return scripts.validate(file, setting, selection, target=target)
     if file.is_yaml:
         from dsrun.config.accelerate import findings as accelerate_yaml
 
@@ -326,7 +333,7 @@ def _summary(
     from dsrun.config.validation.validate import count_fixes
 
     parts = f"dsrun: {report.summary(results)}"
-    if len(results) == 1:
+    if len({result.name for result in results}) == 1:
         parts += f"; checked for {results[0].target}, DeepSpeed {schema.load(setting.version).release}"
     safe, unsafe = (0, 0) if fixing else count_fixes(results, selection)
     if safe:
