@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsrun.config.rules import Setting
-    from dsrun.config.rules.frame import ModelInfo
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
 
@@ -184,86 +182,22 @@ def _setting(given: dict[str, Any]) -> Setting:
 
     from dsrun import versions
     from dsrun.config import trainer_args
-    from dsrun.config.rules import Setting
-    from dsrun.config.schemas import schema
-    from dsrun.planner import gpus
+    from dsrun.jobs.assembly.judging import setting_of
 
-    upgrade, requested = given["upgrade_to"], given["deepspeed_version"]
-    beside = versions.given(given["beside"], BESIDE_OPTION)
-    if (named := beside.get("deepspeed")) and requested and requested != named:
-        hint = "Leave one of them out."
-        raise DsrunError(
-            f"is {requested}, and {BESIDE_OPTION} says {named}", where="--deepspeed-version", hint=hint
-        )
-    requested = requested or named
-    release = upgrade or requested or _installed()
-    if upgrade and requested and schema.version_of(upgrade) < schema.version_of(requested):
-        raise DsrunError(
-            f"{upgrade} is older than {requested}", where="--upgrade-to", hint="Name the newer one there."
-        )
-    version = schema.version_of(release) if release else None
-    if release and version and version < schema.plain_version(release):
-        which = "newest" if version == schema.newest() else "last before it"
-        judged = schema.name_of(version)
-        click.echo(
-            f"dsrun: DeepSpeed {release} is judged as {judged}, the {which} that dsrun knows", err=True
-        )
-    name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
-    gpu = gpus.load(name) if name not in (None, "cpu") else None
-    return Setting(
+    setting, note = setting_of(
+        os.environ,
         world_size=given["world_size"],
         nodes=given["nodes"],
-        version=version,
-        versions={**beside, "deepspeed": _whole(release)} if beside and release else None,
-        upgrade_from=(schema.version_of(requested) if requested else schema.oldest()) if upgrade else None,
-        device="cuda" if gpu else name,
-        bf16=gpu.bf16 if gpu else None,
-        fp16=gpu.takes_fp16(os.environ) if gpu else None,
-        gpu_memory_gib=gpu.memory_gib if gpu else None,
+        gpu=given["gpu"],
+        model=given["model"],
+        deepspeed_version=given["deepspeed_version"],
+        upgrade_to=given["upgrade_to"],
+        beside=versions.given(given["beside"], BESIDE_OPTION),
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
-        model=_model(given["model"]) if given["model"] else None,
     )
-
-
-def _whole(release: str) -> str:
-    """A version of DeepSpeed with its patch: "0.19" is judged as its newest, here as by the schema."""
-    from dsrun.config.schemas import schema
-
-    return release if len(schema.plain_version(release)) > 2 else schema.name_of(schema.version_of(release))
-
-
-def _installed() -> str | None:
-    """The installed DeepSpeed's release; None where there is none, or one without a schema."""
-    from dsrun import versions
-    from dsrun.config.schemas import schema
-
-    version = versions.installed().get("deepspeed")
-    with suppress(DsrunError):
-        if version and schema.version_of(version):
-            return version
-    return None
-
-
-def _model(name: str) -> ModelInfo:
-    """The sizes in a model file, or in a checkpoint's config.json."""
-    from dsrun.config.rules.frame import ModelInfo
-    from dsrun.models import resolve
-    from dsrun.planner.model_config import ModelConfig, UnknownShapeError
-    from dsrun.planner.shape import from_config
-
-    config, _, _ = resolve.config_of(name)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = {**config, **inner}
-    whole = {key: value for key, value in config.items() if not isinstance(value, (list, dict))}
-    reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
-    hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
-    inner = reader.size("intermediate_size") or 0
-    reader.check()
-    largest = hidden * max(rows, inner) if hidden and rows else None
-    parameters = None
-    with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
-        parameters = from_config(config, name).parameters
-    return ModelInfo(hidden or 0, heads, largest, parameters)
+    if note:
+        click.echo(f"dsrun: {note}", err=True)
+    return setting
 
 
 def _judged(

@@ -55,6 +55,19 @@ class TrainingPlans:
     def best(self) -> Plan | None:
         return self.ranked.plans[0] if self.ranked.plans else None
 
+    def report(self) -> bool:
+        """Print the plans, and draw them with --plot. Returns whether one fits. Raises DsrunError for a picture."""
+        options = self.case.options
+        if options.plot:
+            from dsrun.cli.planning.plot import draw
+
+            draw(self.ranked.plans, self.case.target.room, Path(options.plot))
+        if options.as_json:
+            print_json("plan", value_of(self))
+        else:
+            show(self)
+        return self.best is not None and self.best.verdict != OUT
+
 
 def decide(case: PlanCase) -> TrainingPlans:
     """The plans of every preset, ranked, and remarks on them. Raises DsrunError for a named preset that can't be
@@ -161,20 +174,6 @@ def _on_usual_machines(case: PlanCase, ranked: RankedPlans) -> list[UsualMachine
             base, plans, _ = _search(case, target, requested, known)
             machines += [UsualMachine(f"{gpus} x {gpu}", target, plan) for plan in plans(base).plans[:1]]
     return machines
-
-
-def report(plans: TrainingPlans) -> bool:
-    """Print the plans, and draw them with --plot. Returns whether one fits. Raises DsrunError for a picture."""
-    case, options = plans.case, plans.case.options
-    if options.plot:
-        from dsrun.cli.planning.plot import draw
-
-        draw(plans.ranked.plans, case.target.room, Path(options.plot))
-    if options.as_json:
-        print_json("plan", value_of(plans))
-    else:
-        show(plans)
-    return plans.best is not None and plans.best.verdict != OUT
 
 
 def value_of(plans: TrainingPlans) -> dict[str, Any]:
