@@ -334,12 +334,20 @@ class PlanOptions(
     layouts: bool = option(
         False, "Compare layouts of data, tensor, sequence and pipeline parallelism over all GPUs."
     )
+    cards: tuple[str, ...] = option(
+        (), "Compare this kind of GPU, too: all, or a price for an hour behind its name (repeat for more).",
+        flags=("--card",), metavar="NAME[=PRICE]",
+    )  # fmt: skip
+    lengths: bool = option(
+        False, "Memory by the length of an example, and the longest that fits; --plot draws it."
+    )
+    timeline: bool = option(False, "The first plan's memory over a step.")
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
     measure: bool = option(
         False,
-        "Train a few steps on one GPU of this machine, with two micro batches, and plan with what they took.",
+        "Train a few steps on one GPU or CPU rank here, with two micro batches, and plan with what they took.",
     )
     calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")
     as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))
