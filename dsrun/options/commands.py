@@ -258,6 +258,25 @@ class BoardOptions(OptionGroup):
     )  # fmt: skip
 
 
+class TuneOptions(JsonOptions):
+    """Tuning.
+
+    The options of `dsrun tune`, which has finetune's beside them.
+    """
+
+    trials: int = option(8, "Runs at most.", at_least=1, at_most=1000)
+    trial_steps: int = option(
+        8, "Steps of a short one; the faster half is tried again with twice as many.", at_least=3
+    )
+    folder: Path = option(
+        Path("tuned"), "What is tried and found stays there; the same command goes on with it."
+    )
+    knobs: tuple[str, ...] = option(
+        (), "One more option of finetune and the values to try (repeat for more).", flags=("--knob",),
+        metavar="NAME=A,B",
+    )  # fmt: skip
+
+
 class ReportOptions(OptionGroup):
     """Report.
 
