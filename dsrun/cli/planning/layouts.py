@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from dsrun.cli.output.results import print_json
 from dsrun.cli.planning import plan_text as text
 from dsrun.cli.planning.plan_case import PlanCase, base_of
+from dsrun.jobs.assembly.planning.search import SURE, TIE
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT, MemoryBudget, chance
 
@@ -56,7 +58,35 @@ def decide(case: PlanCase) -> RankedLayouts:
         base, room, case.subject.architecture, examples=options.global_batch, method=options.method,
         optimizer=options.optimizer, recomputed=(base.checkpointing,) if fixed else RECOMPUTED,
     )  # fmt: skip
-    return RankedLayouts(case, base, best, notes)
+    shown, tied = collapsed(best)
+    if tied and not options.wide:
+        notes.append(
+            f"{tied} layouts that tie with a simpler one of those shown are left out; --wide shows them."
+        )
+    return RankedLayouts(case, base, best if options.wide else shown, notes)
+
+
+def collapsed(layouts: Sequence[MarkedLayout]) -> tuple[list[MarkedLayout], int]:
+    """Those that fit and that finetune runs, then those that fit, then the others; of each that tie in seconds the
+    simplest and surest. And the number of those that are left out."""
+
+    def place(layout: MarkedLayout) -> tuple[bool, bool]:
+        return layout.plan.verdict == OUT, bool(layout.refused)
+
+    found: list[MarkedLayout] = []
+    for _, alike in itertools.groupby(sorted(layouts, key=place), key=place):
+        left = list(alike)
+        while left:
+            tied = [layout for layout in left if layout.plan.seconds <= TIE * left[0].plan.seconds]
+            found.append(min(tied, key=_simple))
+            left = [layout for layout in left if layout not in tied]
+    return found, len(layouts) - len(found)
+
+
+def _simple(layout: MarkedLayout) -> tuple[int, float]:
+    """Ways in which a layout divides beside data parallelism, and how sure it is."""
+    sizes = layout.plan.layout
+    return sum(size > 1 for size in (sizes.tp, sizes.sp, sizes.pp)), -min(SURE, chance(layout.plan.used))
 
 
 def value_of(ranked: RankedLayouts) -> dict[str, Any]:
