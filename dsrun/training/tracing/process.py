@@ -103,7 +103,6 @@ def _step(
         weight.register_post_accumulate_grad_hook(_ready(recorder, number, owner))
         for number, owner, weight in _trained(model, layers)
     ]
-    gc.collect()
     gc.disable()  # frees come when the last reference goes, not when cycles happen to be looked for
     try:
         with recorder, _autocast(request):
