@@ -27,8 +27,8 @@ sys.path.insert(0, str(CHECKOUT))
 
 from published import reading  # noqa: E402
 
-from dsrun.jobs.assembly.planning import traced  # noqa: E402
-from dsrun.jobs.assembly.planning.traced import Tracer, key_of  # noqa: E402
+from dsrun.jobs.assembly.planning import recordings  # noqa: E402
+from dsrun.jobs.assembly.planning.traced import Tracer  # noqa: E402
 from dsrun.planner import lora, shapes  # noqa: E402
 from dsrun.planner.gpu_memory import gpu_memory, untracked_gib  # noqa: E402
 from dsrun.planner.setup import Setup  # noqa: E402
@@ -58,9 +58,9 @@ def record_all(setups: Iterator[tuple[Tracer, Setup]]) -> None:
     for tracer, setup in setups:
         with suppress(UntraceableError):
             request = request_of(setup, tracer.architecture, tracer.lora)
-            requests[key_of(request)] = request
-    missing = {key: request for key, request in requests.items() if not traced.cached(key)}
-    if missing and (why := traced.record(missing, 3600)):
+            requests[recordings.key_of(request)] = request
+    missing = {key: request for key, request in requests.items() if not recordings.cached(key)}
+    if missing and (why := recordings.record(missing, 3600)):
         print(why, file=sys.stderr)
 
 

@@ -197,6 +197,15 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
     return replace(shape, parameters=parameters or count)
 
 
+def described(sizes: Mapping[str, Any], model_type: str) -> Shape:
+    """The shape of a network without formulas, from what its own class says: for the terms of weights and speed.
+
+    sizes: Shape's fields. What its blocks keep is taken for a Llama's, and the shape says so.
+    """
+    assumed = (f"{model_type} has no formulas: where no trace is, its blocks are taken for a Llama's",)
+    return Shape(**{**sizes, "assumed": assumed})
+
+
 def config_of(shape: Shape, model_type: str = "llama") -> dict[str, Any] | None:
     """A transformers config of this shape, the other way round from `from_config`; None where the network differs.
 

@@ -101,8 +101,9 @@ class TracedModel:
 
     def check(self, setup: Setup) -> None:
         """Raises UntraceableError where the traced model isn't the one that is planned."""
-        traced = sum(weight.elements for weight in self.recording.weights)
-        planned = setup.shape.parameters + (setup.adapters if setup.method != "full" else 0)
+        full = setup.method == "full"
+        traced = sum(weight.elements for weight in self.recording.weights if full or not weight.trained)
+        planned = setup.shape.parameters
         if abs(traced / planned - 1) > ALIKE:
             raise UntraceableError(f"its config has {traced:.4g} weights, and {planned:.4g} are planned")
 

@@ -1,7 +1,8 @@
 """Record training steps: requests on stdin, a list; the answers on stdout, likewise, both JSON.
 
-dsrun.planner.trace.request says what a request has. An answer has `recording`, or `error` with the reason why there is
-none. It is written as soon as it is there, a line each, so that a time limit costs only what is not yet done.
+dsrun.planner.trace.request says what a request has; one with `describe`, a config, asks for the sizes of a network. An
+answer has `recording` or `described`, or `error` with the reason why there is none. It is written as soon as it is
+there, a line each, so that a time limit costs only what is not yet done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsrun.training.tracing import network
+from dsrun.training.tracing import kernels, network
 from dsrun.training.tracing.recorder import Recorder
 from dsrun.training.tracing.reduction import chosen_layers
 
@@ -31,16 +32,29 @@ def main() -> None:
         # Libraries may print; stdout is the answers' alone.
         with contextlib.redirect_stdout(sys.stderr):
             try:
-                answer = {"recording": record(request)}
+                answer = _answer(request)
             except Exception as error:  # any fault of any model's code is an answer: there is no trace of it
                 answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST]}
         print(json.dumps(answer), file=stdout, flush=True)
 
 
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one request. Layers that don't stand alone are traced all."""
+    if "describe" in request:
+        with FakeTensorMode():
+            return {"described": network.described(request["describe"])}
+    try:
+        return {"recording": record(request)}
+    except Exception:  # a layer may want its place among all of them
+        if not request["reduce"]:
+            raise
+        return {"recording": record({**request, "reduce": False})}
+
+
 def record(request: Mapping[str, Any]) -> dict[str, Any]:
     """The recording of a request: the layers that were traced, and one list of events with sizes for each point."""
     fake = FakeTensorMode()
-    with fake, _as_on_cuda():
+    with fake, kernels.as_on_cuda():
         model, layers = network.built(request)
         with _replacing_weights():
             network.prepare(model, request)
@@ -168,33 +182,6 @@ def _autocast(request: Mapping[str, Any]) -> contextlib.AbstractContextManager[A
     if not request["autocast"]:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=getattr(torch, request["autocast"]))
-
-
-@contextlib.contextmanager
-def _as_on_cuda() -> Iterator[None]:
-    """While it lasts, dropout and attention take the ways that they have on CUDA and that CPUs don't.
-
-    Dropout is one kernel with a mask of one byte; flash attention makes its mask again from a seed.
-    """
-    functional = torch.nn.functional
-    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
-
-    def one_kernel(
-        inputs: torch.Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,  # noqa: ARG001 - torch's own
-    ) -> torch.Tensor:
-        return torch.native_dropout(inputs, p, training)[0] if training and p else inputs
-
-    def seeded(*inputs: Any, **more: Any) -> torch.Tensor:
-        return attention(*inputs, **{**more, "dropout_p": 0.0})
-
-    functional.dropout, functional.scaled_dot_product_attention = one_kernel, seeded
-    try:
-        yield
-    finally:
-        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
 
 
 @contextlib.contextmanager

@@ -6,22 +6,13 @@ isn't installed, the model is none of its own, the time is over), the formulas s
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun import packages
-from dsrun.data.cache import cache_root
 from dsrun.errors import DsrunError
-from dsrun.files import json_text, write_atomic
+from dsrun.jobs.assembly.planning.recordings import TIME_LIMIT_S, cached, key_of, record
 from dsrun.jobs.assembly.planning.search import RankedPlans
 from dsrun.models import chatglm
 from dsrun.planner.gpu_memory import GpuMemory, untracked_gib
@@ -38,27 +29,20 @@ if TYPE_CHECKING:
     from dsrun.options.table import PeftOptions
     from dsrun.planner.setup import Setup
 
-FORMAT = 1
-"""Raise it when a recording is made or read differently: old entries of the cache are then no longer found."""
-TIME_LIMIT_S = 25.0
-"""Seconds that recording may take in all: two quiet cores need a third of them."""
 MOST_TRACED = 4
 """Plans that are judged again: the best ones by formula, and what comes first after that."""
 APART = 0.03
 """The difference between trace and formula from which on it is said."""
 MUCH_IN_HOLES = 0.05
 """The share of a card in holes from which on a remark is worth its line."""
-PACKAGES = ("torch", "transformers", "peft")
-"""The packages whose code is traced."""
 
 
 @dataclass
 class Tracer:
-    """The recordings of one model. cached_only: none is made."""
+    """The traces of one model."""
 
     architecture: Mapping[str, Any]
     lora: Mapping[str, Any]
-    cached_only: bool = False
     percentiles: Sequence[int] = ()
     """Lengths of the file's rows, for batches that are padded (SequenceLengths); empty: all are as long as may be."""
     reasons: list[str] = field(default_factory=list)
@@ -101,7 +85,7 @@ class Tracer:
             key = key_of(request)
             if key not in self._models and not self._take(key, request, cached(key)):
                 missing[key] = request
-        if missing and not self.cached_only:
+        if missing:
             self._make(missing)
 
     def _request(self, setup: Setup) -> dict[str, Any]:
@@ -132,77 +116,10 @@ class Tracer:
             self.reasons.append(reason)
 
 
-def key_of(request: Mapping[str, Any]) -> str:
-    """A name for a recording: of what is asked, and of the code that answers."""
-    versions = {name: packages.installed_version(name) for name in PACKAGES}
-    text = json.dumps([FORMAT, versions, request], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def record(requests: Mapping[str, Mapping[str, Any]], limit_s: float) -> str:
-    """Make recordings, by their keys, and put them into the cache; returns why some are missing, or nothing."""
-    absent = [name for name in PACKAGES[:2] if packages.installed_version(name) is None]
-    if absent:
-        return f"{' and '.join(absent)} is not installed"
-    answers, why = _answers(list(requests.values()), limit_s)
-    for key, answer in zip(requests, answers, strict=False):
-        _ANSWERS[key] = answer
-        with suppress(DsrunError, OSError):  # a cache that can't be written costs the next plan a trace
-            _path(key).parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(_path(key), json_text(answer))
-    return why if len(answers) < len(requests) else ""
-
-
-_ANSWERS: dict[str, Any] = {}
-"""Answers of this process's recordings: the cache may not be writable."""
-
-
-def cached(key: str) -> Mapping[str, Any] | None:
-    """The answer for a key; None where there is none, or a damaged one."""
-    if key in _ANSWERS:
-        return _ANSWERS[key]  # type: ignore[no-any-return]
-    try:
-        answer = json.loads(_path(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return answer if isinstance(answer, dict) and answer.keys() & {"recording", "error"} else None
-
-
-def _path(key: str) -> Path:
-    return cache_root() / "traces" / f"{key}.json"
-
-
-def _answers(requests: Sequence[Mapping[str, Any]], limit_s: float) -> tuple[list[Any], str]:
-    """The process's answers, as many as came in time, and why others are missing."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dsrun.training.tracing.process"]
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(requests), capture_output=True, text=True, check=False, env=environ,
-            timeout=limit_s,
-        )  # fmt: skip
-        stdout = done.stdout
-        last = done.stderr.strip().splitlines()[-1:]
-        why = f"the tracing process ended after {time.monotonic() - began:.0f} s: {' '.join(last)[:200]}"
-    except subprocess.TimeoutExpired as error:
-        stdout = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        why = f"tracing took more than {limit_s:.0f} s"
-    except OSError as error:
-        return [], f"the tracing process can't be started: {error.strerror}"
-    answers = []
-    with suppress(ValueError):  # the last line of a process that was stopped may be half one
-        for line in stdout.splitlines():
-            answers.append(json.loads(line))
-    return answers, why
-
-
 def tracer_for(
     subject: PlanSubject,
     peft: PeftOptions,
     lengths: SequenceLengths | None = None,
-    *,
-    cached_only: bool = False,
 ) -> Tracer:
     """The tracer of a model. lengths: those of the examples, where they were measured."""
     architecture = dict(subject.architecture)
@@ -212,7 +129,7 @@ def tracer_for(
         except DsrunError:
             architecture = {}
     lora = {"rank": peft.lora_rank, "target": peft.lora_target, "dropout": peft.lora_dropout}
-    return Tracer(architecture, lora, cached_only, lengths.percentiles if lengths else ())
+    return Tracer(architecture, lora, lengths.percentiles if lengths else ())
 
 
 def retraced(plans: RankedPlans, budget: MemoryBudget, tracer: Tracer) -> tuple[RankedPlans, list[str]]:
@@ -244,7 +161,7 @@ def _notes(plans: Sequence[Plan], budget: MemoryBudget, tracer: Tracer) -> list[
         if traced is None:
             continue
         difference = plan.gpu.allocated / traced.formula - 1
-        if abs(difference) > APART:
+        if abs(difference) > APART and not plan.setup.shape.assumed:
             lines.append(
                 f"{plan.preset}: torch has {plan.gpu.allocated / GIB:.1f} GiB in use by the trace, which counts, and "
                 f"{traced.formula / GIB:.1f} by formula ({difference:+.0%})."
