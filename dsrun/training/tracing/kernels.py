@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 
-class FusedAttention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
     """Attention without scores, for values that are narrower than keys (torch's memory-efficient kernel on CUDA).
 
     It keeps queries, keys, values, the output and a number for each row and head, and lays the output out by tokens.
@@ -57,7 +57,7 @@ def as_on_cuda() -> Iterator[None]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any, **others: Any
     ) -> torch.Tensor:
         if value.shape[-1] != query.shape[-1] and key.shape[1] == query.shape[1]:
-            return FusedAttention.apply(query, key, value)  # type: ignore[no-untyped-call, no-any-return]
+            return FusedAttention.apply(query, key, value)
         return attention(query, key, value, *more, **{**others, "dropout_p": 0.0})
 
     replaced = {"dropout": one_kernel, "softmax": widening, "scaled_dot_product_attention": without_scores}

@@ -14,7 +14,7 @@ from dsrun.training.models.adapters import add_lora
 from dsrun.training.models.layers import layers_of
 
 
-class FrozenMatrix(torch.autograd.Function):
+class FrozenMatrix(torch.autograd.Function):  # type: ignore[misc]
     """A product with a quantized matrix: made 16 bits wide for forward, and again for backward.
 
     Nothing of it is kept in between, as in bitsandbytes' MatMul4Bit (autograd/_functions.py).
@@ -31,7 +31,7 @@ class FrozenMatrix(torch.autograd.Function):
         return gradient @ torch.empty_like(context.weight, dtype=gradient.dtype), None
 
 
-class StandInLinear4bit(nn.Linear):
+class StandInLinear4bit(nn.Linear):  # type: ignore[misc]
     """bitsandbytes' Linear4bit as far as memory goes. The weight keeps its shape: the planner counts its bits."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

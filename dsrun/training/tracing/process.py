@@ -143,7 +143,7 @@ def _loss(model: Any, inputs: Mapping[str, Any], request: Mapping[str, Any]) -> 
     return Ends.apply(hidden)
 
 
-class Ends(torch.autograd.Function):
+class Ends(torch.autograd.Function):  # type: ignore[misc]
     """The end of a step without a loss: a gradient as large as what comes in."""
 
     @staticmethod
@@ -200,11 +200,11 @@ def _replacing_weights() -> Iterator[None]:
         return module
 
     original = torch.nn.Module._apply
-    torch.nn.Module._apply = apply  # type: ignore[method-assign, assignment]
+    torch.nn.Module._apply = apply
     try:
         yield
     finally:
-        torch.nn.Module._apply = original  # type: ignore[method-assign]
+        torch.nn.Module._apply = original
 
 
 if __name__ == "__main__":
