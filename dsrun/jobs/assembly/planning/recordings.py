@@ -25,6 +25,8 @@ FORMAT = 1
 """Raise it when a recording is made or read differently: old entries of the cache are then no longer found."""
 PACKAGES = ("torch", "transformers", "peft")
 """The packages whose code is traced."""
+PASSING = ("MemoryError", "OSError")
+"""Faults that another time may not have: they are not kept."""
 TIME_LIMIT_S = 25.0
 """Seconds that recording may take in all: two quiet cores need a third of them."""
 
@@ -40,10 +42,12 @@ def record(requests: Mapping[str, Mapping[str, Any]], limit_s: float) -> str:
     """Make recordings, by their keys, and put them into the cache; returns why some are missing, or nothing."""
     absent = [name for name in PACKAGES[:2] if packages.installed_version(name) is None]
     if absent:
-        return f"{' and '.join(absent)} is not installed"
+        return f"not installed: {' and '.join(absent)}"
     answers, why = _answers(list(requests.values()), limit_s)
     for key, answer in zip(requests, answers, strict=False):
         _ANSWERS[key] = answer
+        if str(answer.get("error")).startswith(PASSING):
+            continue
         with suppress(DsrunError, OSError):  # a cache that can't be written costs the next plan a trace
             _path(key).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(_path(key), json_text(answer))
