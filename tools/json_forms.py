@@ -330,12 +330,15 @@ class PlanModel(TypedDict):
 class PlanOfGpu(TypedDict):
     """A GPU's memory."""
 
+    by: Annotated[str, "trace, or formula where there is none"]
     needed_bytes: float
     allocated_bytes: float
+    formula_allocated_bytes: float
     reserved_bytes: float
     nvidia_smi_bytes: float
     peak_at: Annotated[str, "the moment of the peak"]
     peaks: dict[str, float]
+    at_peak: Annotated[dict[str, float], "what is there at the peak"]
     terms: Annotated[Object, "docs/reference/planner-terms.md"]
 
 

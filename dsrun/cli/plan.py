@@ -12,7 +12,7 @@ from dsrun.cli.parsing.completion import models
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries
-from dsrun.options.layers import Resolved
+from dsrun.options.layers import Layer, Resolved, Source
 
 if TYPE_CHECKING:
     from dsrun.cli.planning.inference import InferencePlans
@@ -51,7 +51,7 @@ def command(models: Sequence[str], **values: Any) -> None:
 
     requested = given(PlanOptions, values)
     _check_together(requested)
-    models, requested = for_plan(models, requested)
+    models, requested = for_plan(models, _by_environment(requested))
     options = requested.options
     if options.calibrate:
         from dsrun.cli.planning.calibrate import calibrate
@@ -91,6 +91,16 @@ def decided(
 
     case = plan_case.prepared(subject, target, requested, model=model if options.measure else None)
     return layouts.decide(case) if options.layouts else training.decide(case)
+
+
+def _by_environment(requested: Resolved[PlanOptions]) -> Resolved[PlanOptions]:
+    """The options with $DSRUN_TRACE, where the command line doesn't say whether to trace."""
+    entry = entries(PlanOptions)["trace"]
+    text = entry.in_environment(os.environ)
+    if text is None or requested.said("trace"):
+        return requested
+    values = {"trace": text.lower() not in ("0", "false", "no", "off")}
+    return requested.with_layers(Layer(Source.ENVIRONMENT, values, entry.option.variable))
 
 
 def _check_together(requested: Resolved[PlanOptions]) -> None:

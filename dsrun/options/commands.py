@@ -398,6 +398,8 @@ class PlanOptions(
     trace: bool = option(
         True,
         "Trace the model for the best plans, on tensors without data; without it the formulas alone count.",
+        variable="DSRUN_TRACE",
+        default_text="on, unless $DSRUN_TRACE is 0",
     )
     measure: bool = option(
         False,

@@ -213,6 +213,39 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
     return replace(shape, parameters=parameters or count)
 
 
+def described(sizes: Mapping[str, Any], model_type: str) -> Shape:
+    """The shape of a network without formulas, from what its own class says: for the terms of weights and speed.
+
+    sizes: Shape's fields. What its blocks keep is taken for a Llama's, and the shape says so.
+    """
+    assumed = (f"{model_type} has no formulas: where no trace is, its blocks are taken for a Llama's",)
+    return Shape(**{**sizes, "assumed": assumed})
+
+
+def config_of(shape: Shape, model_type: str = "llama") -> dict[str, Any] | None:
+    """A transformers config of this shape, the other way round from `from_config`; None where the network differs.
+
+    model_type: the family whose blocks it has.
+    """
+    family = FAMILIES[model_type]
+    if (
+        shape.block != family.block
+        or (shape.experts, shape.latent) != (None, None)
+        or shape.gated != family.gated
+    ):
+        return None
+    sizes = {
+        family.names(name)[0]: getattr(shape, field)
+        for name, field in Family.SIZES.items()
+        if family.names(name)
+    }
+    return {
+        "model_type": model_type,
+        **{name: size for name, size in sizes.items() if size is not None},
+        "tie_word_embeddings": shape.tied,
+    }
+
+
 def from_numbers(
     parameters: float,
     *,

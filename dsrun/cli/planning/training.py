@@ -161,7 +161,9 @@ def _traced(case: PlanCase, ranked: RankedPlans) -> tuple[RankedPlans, list[str]
         return ranked, []
     from dsrun.jobs.assembly.planning import traced
 
-    return traced.retraced(ranked, case.target.room, traced.tracer_for(case.subject, case.options))
+    return traced.retraced(
+        ranked, case.target.room, traced.tracer_for(case.subject, case.options, case.lengths)
+    )
 
 
 def _by_trainer(case: PlanCase, ranked: RankedPlans) -> list[str]:

@@ -13,7 +13,8 @@ from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
-from dsrun.planner.shape import Shape, from_config, from_numbers
+from dsrun.planner.model_config import UnknownShapeError
+from dsrun.planner.shape import Shape, described, from_config, from_numbers
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -70,7 +71,27 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    return PlanSubject(name, from_config(config, where), {}, folder, config)
+    return PlanSubject(
+        name, _shape(config, where, traced=bool(options and options.trace)), {}, folder, config
+    )
+
+
+def _shape(config: Mapping[str, Any], where: str, *, traced: bool) -> Shape:
+    """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
+
+    Raises DsrunError where neither knows it.
+    """
+    try:
+        return from_config(config, where)
+    except UnknownShapeError as unknown:
+        if not traced or not config.get("model_type"):
+            raise
+        from dsrun.jobs.assembly.planning import recordings
+
+        try:
+            return described(recordings.described(config), str(config["model_type"]))
+        except DsrunError as error:
+            raise DsrunError([*unknown.problems, *error.problems]) from unknown
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
