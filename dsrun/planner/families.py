@@ -372,7 +372,8 @@ FAMILIES: dict[str, Family] = {
             ("num_local_experts",), "intermediate_size", step="interleave_moe_layer_step", always_shared=True)),
     "glm4v_text": Family(
         block=Block(copied=True, norms=4), fused=True, qkv_bias="attention_bias", key_default=True),
-    "glm4v_moe_text": Family(block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True, head=128),
+    "glm4v_moe_text": Family(
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True, head=128),
     "qwen3": Family(block=QWEN3, qkv_bias="attention_bias", out_bias="attention_bias", head=128),
     "glm": Family(block=Block(copied=True), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
     "glm4": Family(

@@ -11,7 +11,9 @@ from dsrun.versions import version
 TITLE = "GPUs"
 NO_GPU = Status(GREY, "no NVIDIA GPU")
 FLASH = ("flash-attn", "flash-attn-3", "flash-attn-4")
-KERNELS = ("liger-kernel", *FLASH, "bitsandbytes")
+STATES = ("flash-linear-attention", "causal-conv1d")
+"""Kernels of layers with a state: Qwen3-Next's, Qwen3.5's."""
+KERNELS = ("liger-kernel", *FLASH, "bitsandbytes", *STATES)
 ORDER = 30
 BUSY_MIB = 1024
 """A GPU's memory that is taken while nobody computes on it stays below this."""
@@ -108,6 +110,7 @@ def kernels(host: Host) -> Status:
         "liger-kernel": None if has.get("liger-kernel") else "the loss holds all logits",
         "flash-attn": None if flash else "torch's attention takes its place",
         "bitsandbytes": None if has.get("bitsandbytes") else "QLoRA and 8-bit AdamW need it",
+        **{name: None if has.get(name) else "slow linear attention, no packing" for name in STATES},
     }
     absent = [f"no {name}: {cost}" for name, cost in lacking.items() if cost]
     state = "; ".join([*there, *absent])

@@ -14,7 +14,7 @@ from needed import needs, since
 torch = pytest.importorskip("torch")
 needs("deepspeed", "transformers", "peft")
 
-from text_parts import EPS, LORA, LR, SEED, STEPS, step_examples, targets
+from text_parts import CHAOTIC, EPS, LORA, LR, SEED, STEPS, step_examples, targets
 from tiny_checkpoints import write_checkpoint
 
 from dsrun.cluster.ports import free_port
@@ -75,7 +75,8 @@ def plain_loop(folder: Path, method: str):
     if method == "lora":
         with_lora(model)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer, losses = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.999), eps=EPS, weight_decay=0.0), []
+    lr = CHAOTIC.get(folder.name, LR)
+    optimizer, losses = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.999), eps=EPS, weight_decay=0.0), []
     for step in range(STEPS):
         examples, loss = step_examples(step), 0.0
         for example in examples:
@@ -123,7 +124,7 @@ def test_a_text_part_is_trained_as_a_plain_loop_does(results, folder, case):
     with torch.no_grad():
         wanted, logits = trained(input_ids=ids).logits, written.eval()(input_ids=ids).logits
     assert torch.allclose(logits, wanted, atol=2e-4)
-    assert not torch.allclose(logits, whole_model(folder / family).eval()(input_ids=ids).logits, atol=1e-3)
+    assert not torch.allclose(logits, whole_model(folder / family).eval()(input_ids=ids).logits, atol=2e-4)
     assert (Path(line["folders"]["model"]) / "preprocessor_config.json").is_file()
     assert ("model-text" in line["folders"]) == (method == "full" and family in ALONE)
     if "model-text" in line["folders"]:

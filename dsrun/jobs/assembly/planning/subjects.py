@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models import model_files, resolve, trainable
+from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
-from dsrun.planner.shape import Shape, from_config, from_numbers
+from dsrun.planner.shape import Shape, from_numbers
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -65,12 +66,12 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
         shape, _ = shapes.shape(model, None)
         return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
     if named:
-        shape = from_config(config, where, named.parameters)
+        shape = shape_of(config, where, named.parameters)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    return PlanSubject(name, from_config(config, where), {}, folder, config)
+    return PlanSubject(name, shape_of(config, where, folder=folder), {}, folder, config)
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
