@@ -146,8 +146,8 @@ def _config_classes(model_type: str) -> Mapping[str, ast.ClassDef]:
             return _classes(path)
     text = f'model_type = "{model_type}"'
     files = (path for path in sorted(models.glob("*/configuration_*.py")) if text in path.read_text("utf-8"))
-    path = next(files, None)
-    return _classes(path) if path else MappingProxyType({})
+    found = next(files, None)
+    return _classes(found) if found else MappingProxyType({})
 
 
 def _value(node: ast.ClassDef, name: str) -> object:
