@@ -348,7 +348,7 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
             LIMITS,
         )
         for key, right in family.only.items()
-        if config.get(key, right) != right
+        if config.get(key) not in (None, right)
     ]
     sizes: dict[str, int] = {}
     for name in Family.SIZES:

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import DsrunError
-from dsrun.models import model_files
+from dsrun.models import model_files, multimodal
+from dsrun.models.text_shape import shape_of
 from dsrun.planner.families import FAMILIES, Family
 from dsrun.planner.shape import EXPERTS, SIZES, Shape, from_config, from_numbers
 
@@ -303,9 +304,11 @@ def test_transformers_has_defaults(family, silent_on, weights):
 
 @pytest.mark.parametrize("model", model_files.list_models(), ids=lambda model: model.name)
 def test_model_files_say_the_count(model):
-    shape = from_config(model.architecture, str(model.path))
-    assert shape.parameters == model.parameters
-    assert shape.positions == model.architecture["max_position_embeddings"]
+    shape = shape_of(model.architecture, str(model.path), parameters=model.parameters)
+    unloaded = multimodal.way(model.architecture) == multimodal.UNLOADED
+    assert (shape.parameters < model.parameters) if unloaded else (shape.parameters == model.parameters)
+    assert bool(shape.frozen) == (multimodal.way(model.architecture) == multimodal.FROZEN)
+    assert shape.positions == multimodal.text_config(model.architecture)["max_position_embeddings"]
     assert not shape.assumed
 
 
