@@ -82,8 +82,10 @@ def test_the_published_counts():
 @pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
 def test_the_count_is_that_of_transformers_own_class(model):
     torch = pytest.importorskip("torch")
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    if model.architecture["model_type"] not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers doesn't have it")
     from dsrun.training.models.text_part import class_of, whole_class
 
     config = AutoConfig.for_model(**model.architecture)
