@@ -94,14 +94,13 @@ def _installed() -> str | None:
 
 def _model(name: str) -> ModelInfo:
     """The sizes in a model file, or in a checkpoint's config.json."""
-    from dsrun.models import resolve
+    from dsrun.models import multimodal, resolve
+    from dsrun.models.text_shape import shape_of
     from dsrun.planner.model_config import ModelConfig, UnknownShapeError
-    from dsrun.planner.shape import from_config
 
     config, _, _ = resolve.config_of(name)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = {**config, **inner}
-    whole = {key: value for key, value in config.items() if not isinstance(value, (list, dict))}
+    text = multimodal.text_config(config)
+    whole = {key: value for key, value in text.items() if not isinstance(value, (list, dict))}
     reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
     hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
     inner = reader.size("intermediate_size") or 0
@@ -109,5 +108,5 @@ def _model(name: str) -> ModelInfo:
     largest = hidden * max(rows, inner) if hidden and rows else None
     parameters = None
     with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
-        parameters = from_config(config, name).parameters
+        parameters = shape_of(config, name).parameters
     return ModelInfo(hidden or 0, heads, largest, parameters)

@@ -35,7 +35,7 @@ from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
 from dsrun.jobs.assembly.planning import search
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.models import peft_methods
+from dsrun.models import peft_methods, resolve
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
@@ -352,6 +352,9 @@ def fit_memory(
         findings.notes.append(compiling.NOT_MODELLED)
     elif placed.options.fp8 != NO_FP8:
         findings.notes.append(precision.UNCOMPILED)
+    devices = kernels.devices_of(placed.machine, placed.allocation.devices, known=placed.allocation.known)
+    if note := kernels.states_note(placed.architecture, devices):
+        findings.notes.append(note)
     if memory is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(placed.machine):
@@ -405,4 +408,5 @@ def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
         micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
         optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
         async_save=options.async_save,
+        folder=resolve.folder_of(placed.model),
     )  # fmt: skip

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models import model_files, resolve, trainable
+from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
 from dsrun.planner.model_config import UnknownShapeError
-from dsrun.planner.shape import Shape, described, from_config, from_numbers
+from dsrun.planner.shape import Shape, described, from_numbers
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -66,23 +67,22 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
         shape, _ = shapes.shape(model, None)
         return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
     if named:
-        shape = from_config(config, where, named.parameters)
+        shape = shape_of(config, where, named.parameters)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    return PlanSubject(
-        name, _shape(config, where, traced=bool(options and options.trace)), {}, folder, config
-    )
+    shape = _shape(config, where, folder=folder, traced=bool(options and options.trace))
+    return PlanSubject(name, shape, {}, folder, config)
 
 
-def _shape(config: Mapping[str, Any], where: str, *, traced: bool) -> Shape:
+def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced: bool) -> Shape:
     """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
 
     Raises DsrunError where neither knows it.
     """
     try:
-        return from_config(config, where)
+        return shape_of(config, where, folder=folder)
     except UnknownShapeError as unknown:
         if not traced or not config.get("model_type"):
             raise
