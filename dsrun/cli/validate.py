@@ -14,12 +14,13 @@ from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dsrun.config.rules import Setting
     from dsrun.config.rules.frame import ModelInfo
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
+    from dsrun.errors import Problem
 
 COUNT = click.IntRange(min=1)
 COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -99,8 +100,9 @@ BESIDE_OPTION = "--with"
 def command(files: tuple[str, ...], **given: Any) -> int:
     """Show everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe. Exit 1 if
-    there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe; of another
+    trainer's YAML, a shell script or a Python file, the configs that it names or holds. Exit 1 if there is an error.
+    A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
 
     \b
     dsrun validate ds.json                         everything at once
@@ -125,9 +127,10 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     setting, selection = _setting(given), _selection(given)
     texts, problems = sources.gather(files)
     results: list[ValidationResult] = []
-    for file in texts:
+    for file in _with_inner(texts, problems):
         judged = _judged(file, setting, selection, given["target"])
-        if (given["fix"] or given["show"]) and not file.is_yaml:
+        inner = file.path is None and file.name != sources.PIPE
+        if (given["fix"] or given["show"]) and not file.is_yaml and not inner:
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
@@ -135,6 +138,30 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
+
+
+def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterator[ConfigText]:
+    """The texts; in place of a file that is no config those that it names or holds. What such a file is goes to stderr,
+    and is a problem where there is nothing in it to check."""
+    from dsrun.config.validation.sources import is_plainly_a_config
+    from dsrun.errors import Problem
+
+    for file in texts:
+        foreign = None
+        if not is_plainly_a_config(file):
+            from dsrun.trainers.configs_within import within
+
+            foreign = within(file)
+        if foreign is None:
+            yield file
+        elif foreign.configs:
+            names = ", ".join(text.name for text in foreign.configs)
+            echo_folded(f"dsrun: {file.name} {foreign.what}; checked: {names}", 2, err=True)
+            yield from foreign.configs
+        else:
+            problems.append(
+                Problem(f"{foreign.what}, and holds no DeepSpeed config", file.name, foreign.next_step)
+            )
 
 
 def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: dict[str, Any]) -> None:
