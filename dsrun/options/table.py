@@ -237,6 +237,9 @@ class EncodingOptions(OptionGroup):
     train_on_prompt: bool = option(False, "Train on prompts as on responses.")
     strict_data: bool = option(False, "Stop where an example would be left out.")
     allow_truncation: bool = option(False, "Train on what is left of many examples that are too long.")
+    allow_bad_rows: bool = option(
+        False, "Train on what is left of files of which many rows can't be trained on."
+    )
     official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
 
 
