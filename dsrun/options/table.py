@@ -352,7 +352,7 @@ class PeftOptions(OptionGroup):
     lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
     lora_target: str = option(
         "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
-        metavar="NAMES", default_text="all linear layers, but the output's and routers",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers", synonyms={"all-linear": "all"},
     )  # fmt: skip
     # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
