@@ -13,11 +13,12 @@ from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dsrun.config.rules import Setting
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
+    from dsrun.errors import Problem
 
 COUNT = click.IntRange(min=1)
 COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -97,10 +98,10 @@ BESIDE_OPTION = "--with"
 def command(files: tuple[str, ...], **given: Any) -> int:
     """Show everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. In a
-    script the configs are checked (dicts of Python, here-documents of a shell), and of Python names that the installed
-    or named versions of its packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore":
-    ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. Of
+    another trainer's YAML or a shell script the config that it names is checked; in scripts the configs that they hold
+    (dicts of Python, here-documents of a shell), and of Python names that the installed or named versions of its
+    packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule.
 
     \b
     dsrun validate ds.json                         everything at once
@@ -126,9 +127,10 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     setting, selection = _setting(given), _selection(given)
     texts, problems = sources.gather(files)
     results: list[ValidationResult] = []
-    for file in texts:
+    for file in _with_inner(texts, problems):
         judged = _judged(file, setting, selection, given["target"])
-        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script):
+        inner = file.path is None and file.name != sources.PIPE
+        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script or inner):
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
@@ -136,6 +138,30 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
+
+
+def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterator[ConfigText]:
+    """The texts, and those that they name. In place of a file that is no config stands the one that it names; what such
+    a file is goes to stderr, and is a problem where there is nothing to check."""
+    from dsrun.config.validation.sources import is_plainly_a_config
+    from dsrun.errors import Problem
+
+    for file in texts:
+        foreign = None
+        if not is_plainly_a_config(file):
+            from dsrun.trainers.configs_within import within
+
+            foreign = within(file)
+        if foreign is None or foreign.holds_some:
+            yield file
+        if foreign is not None and foreign.configs:
+            names = ", ".join(text.name for text in foreign.configs)
+            echo_folded(f"dsrun: {file.name} {foreign.what}; checked: {names}", 2, err=True)
+            yield from foreign.configs
+        elif foreign is not None and not foreign.holds_some:
+            problems.append(
+                Problem(f"{foreign.what}, and holds no DeepSpeed config", file.name, foreign.next_step)
+            )
 
 
 def _show(

@@ -60,7 +60,9 @@ def compiled(gpu: str, engine: str) -> Compiled | None:
         for key, hint in KEYS.items()
         if not _is_right(key, values.get(key))
     ]
-    problems += [Problem(f"{key} is not a key of a measurement", str(path)) for key in values if key not in KEYS]
+    problems += [
+        Problem(f"{key} is not a key of a measurement", str(path)) for key in values if key not in KEYS
+    ]
     if problems:
         raise DsrunError(problems)
     return Compiled(**values)

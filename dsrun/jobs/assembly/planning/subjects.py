@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,17 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     Raises DsrunError where there is no tokenizer, or no example.
     """
     from dsrun.data.conversations import columns_of
-    from dsrun.data.data_file import check_data_file
+    from dsrun.data.data_file import check_data_file, roles_in
     from dsrun.data.hub_data import local_file
     from dsrun.data.sequence_lengths import example_lengths, fitting, measure
     from dsrun.job.job import DataSpec
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
-    raise_all(check_data_file(path, columns_of(options), options.data_format))
+    columns = columns_of(options)
+    if roles := roles_in(path, columns, options.data_format):
+        options = replace(options, prompt_column=roles.prompt, response_column=roles.response)
+        columns = columns_of(options)
+    raise_all(check_data_file(path, columns, options.data_format))
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
     folder = _tokenizer_folder(what, options)
     examples = example_lengths(data, folder)
