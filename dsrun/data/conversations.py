@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from dsrun.options.table import FormatOptions
 
@@ -212,7 +212,7 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
 
 
-def _are_messages(value: Any) -> bool:
+def _are_messages(value: Any) -> TypeGuard[list[Any]]:
     """Whether a prompt or a response is a list of messages, as TRL's conversational data sets have them."""
     return isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
 

@@ -114,7 +114,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
     columns = columns_of(options)
-    if roles := roles_in(path, columns, options.data_format):
+    if (roles := roles_in(path, columns, options.data_format)) and roles.prompt and roles.response:
         options = replace(options, prompt_column=roles.prompt, response_column=roles.response)
         columns = columns_of(options)
     raise_all(check_data_file(path, columns, options.data_format))
