@@ -13,6 +13,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
+from dsrun.options.table import NO_FP8
 from dsrun.training.reports.report import Report
 
 
@@ -117,9 +118,9 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
-    from dsrun.training.models import kernels
+    from dsrun.training.models import float8, kernels
     from dsrun.training.models.compiled import compile_layers
-    from dsrun.training.models.load import end_ids, load_model
+    from dsrun.training.models.load import end_ids, load_model, towers_note
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
@@ -144,6 +145,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     if attention != "sdpa":
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
+    if text := towers_note(job, model):
+        report.event("note", text=text)
     if job.peft.freezes:
         report.event("note", text=trained_share(model, job.peft.method))
     if job.training.liger:
@@ -151,6 +154,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
             report.event("note", text=text)
     if job.training.tile_tokens:
         report.event("note", text=take_tiles(model, job))
+    if job.training.fp8 != NO_FP8:
+        report.event("note", text=float8.take_float8(model, job))
     if job.training.compile:
         compile_layers(model)
     barrier()

@@ -12,7 +12,9 @@ from dsrun.versions import version
 TITLE = "GPUs"
 NO_GPU = Status(GREY, "no NVIDIA GPU")
 FLASH = ("flash-attn", "flash-attn-3", "flash-attn-4")
-KERNELS = ("liger-kernel", *FLASH, "bitsandbytes")
+STATES = ("flash-linear-attention", "causal-conv1d")
+"""Kernels of layers with a state: Qwen3-Next's, Qwen3.5's."""
+KERNELS = ("liger-kernel", *FLASH, "bitsandbytes", *STATES)
 ORDER = 30
 NO_DRIVER = re.compile(r"ended with (?:6|9|12):")
 """nvidia-smi on a machine that may well have no GPU: it found none, no driver in the kernel, or no library of it."""
@@ -126,6 +128,7 @@ def kernels(host: Host) -> Status:
         "liger-kernel": None if has.get("liger-kernel") else "the loss holds all logits",
         "flash-attn": None if flash else "torch's attention takes its place",
         "bitsandbytes": None if has.get("bitsandbytes") else "QLoRA and 8-bit AdamW need it",
+        **{name: None if has.get(name) else "slow linear attention, no packing" for name in STATES},
     }
     absent = [f"no {name}: {cost}" for name, cost in lacking.items() if cost]
     state = "; ".join([*there, *absent])

@@ -238,12 +238,20 @@ class Fsdp(MicroSteps):
 
     def save(self, folder: Path, step: int) -> None:
         """See Engine: torch's own distributed format (sharded_files)."""
+        sharded_files.save(folder, self._saved(step))
+
+    def capture(self, folder: Path, step: int) -> sharded_files.CapturedRows:
+        """See Engine."""
+        return sharded_files.CapturedRows(folder, self._saved(step))
+
+    def _saved(self, step: int) -> dict[str, torch.Tensor]:
+        """All tensors of a checkpoint, by their names in it."""
         tensors = self._weights()
         for name, weight in self._trained.items():
             for key, state in self._optimizer.state[weight].items():
                 if isinstance(state, torch.Tensor):
                     tensors[f"{sharded_files.OPTIMIZER}{name}.{key}"] = state
-        sharded_files.save(folder, {**tensors, sharded_files.STEP: torch.tensor(step)})
+        return {**tensors, sharded_files.STEP: torch.tensor(step)}
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """See Engine; however many ranks wrote it. The optimizer's states are made as the folder has them."""
