@@ -56,6 +56,15 @@ STEPS_AFTER_WARNING = 2
 GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
 """Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
+SPOKEN_OF = re.compile(
+    r"(?i)\b(?:no|never|without|avoids?|avoiding|prevents?|preventing|in case of|whenever|if you (?:see|get|hit)"
+    r"|handles?|caught(?: an?)?|catching|ignoring|ignored|recovers? from|recovered from|fixes|fixed|instead of)"
+    r"[: ]{1,2}"
+    r"(?:an? |the |any )?['\"`]?(?:[\w.]{1,80}(?:Error|Exception): )?(?:\[Errno -?\d{1,3}\] )?$"
+)
+"""Words right before those of a failure by which it is denied or supposed."""
+LONGEST_SPEECH = 140
+"""Letters before a failure's words in which these are looked for."""
 RECORD = re.compile(r"^\s{0,8}[\[(]?\{['\"]\w[\w .-]{0,60}['\"]: ")
 """A line that is a record of data: a dict or JSON with a key in quotation marks first."""
 FAILURE = re.compile(
@@ -434,10 +443,15 @@ def _less_sure(verdict: Verdict, fatal: Sequence[Sighting], reading: Reading) ->
 
 
 def _is_quoted(line: PeeledLine, signature: FailureSignature) -> bool:
-    """Whether a signature's words stand in a record of data that a program prints, and not in its own message."""
-    record = RECORD.match(line.text)
-    hit = signature.compiled.search(narrow(line.whole)) if record else None
-    return hit is not None and narrow(line.whole).find('"', hit.end()) >= 0
+    """Whether a line only speaks of a failure: it is a record of data that a program prints, or denies or supposes it
+    in the words before it."""
+    text = narrow(line.whole)
+    hit = signature.compiled.search(text)
+    if hit is None:
+        return False
+    if SPOKEN_OF.search(text[max(0, hit.start() - LONGEST_SPEECH) : hit.start()]):
+        return True
+    return RECORD.match(line.text) is not None and text.find('"', hit.end()) >= 0
 
 
 def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
