@@ -169,8 +169,9 @@ def _decided(reading: Reading) -> Verdict:
 
 def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
     """The verdict with what the code at an exception, and the releases of packages, say beyond its class."""
-    raised = verdict.raised or reading.exception_of(verdict.line)
-    if raised is None:
+    decided = verdict.raised is not None or verdict.signature is not None
+    raised = verdict.raised or (reading.exception_of(verdict.line) if decided else None)
+    if raised is None or raised.ignored:
         return verdict
     others = [one for one in chain_of(raised, reading.raised) if one is not raised]
     verdict = replace(verdict, exception=raised, chain=others)
