@@ -203,6 +203,8 @@ def _summarise(result: dict[str, Any]) -> None:
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         echo_folded(f"{when:<11} {text}{_share(result['answered'].get(when, {}))}", 12)
     _show_answers(Path(result["run_dir"]))
+    if left_out := _left_out(Path(result["run_dir"])):
+        echo_folded(f"left out    {left_out}", 12)
     click.echo(f"memory      {_memory_text(result)}")
     names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
@@ -242,6 +244,19 @@ def _shortened(text: str) -> str:
     text, room = " ".join(text.split()), (screen_width() or ANSWER_WIDTH) - len("  expected  ...")
     fits = len(text) if width(text) <= room else len(text) * room // width(text)
     return printable(text, fits)
+
+
+def _left_out(run_dir: Path) -> str:
+    """The rows that could not be trained on, with the place of their list; empty where there are none."""
+    from dsrun.data.data_file import BadRows
+    from dsrun.job.layout import DATA_REPORT
+
+    try:
+        report = json.loads((run_dir / DATA_REPORT).read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError):
+        return ""  # a run of an older dsrun, or one whose rows were prepared elsewhere
+    found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
+    return f"{found.words}, listed in {report['bad_rows_file']}" if found.bad else ""
 
 
 def _perplexity(result: dict[str, Any]) -> str:

@@ -124,6 +124,11 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     return multimodal.completed(spec.architecture)
 
 
+def folder_of(spec: ModelSpec) -> Path | None:
+    """The model's own folder in transformers' format; None where it has none yet."""
+    return Path(spec.location) if spec.source == "folder" else None
+
+
 def positions_of(spec: ModelSpec) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
     positions = multimodal.text_config(architecture(spec)).get("max_position_embeddings")

@@ -16,7 +16,7 @@ SCORES = {"fp32": 4.0, "16 bits": 6.0}
 """Bytes a score and head that backward needs where attention makes a matrix of them: the softmax in fp32, and its
 16-bit copy for the product with the values."""
 CAPPED = 2.0
-"""A soft cap on the scores (Gemma 2) keeps its tanh, too."""
+"""A soft cap (Gemma 2 has one on the scores, and one on the logits) keeps its tanh, too."""
 SCORES_ONCE = {"fp32": 8.0, "16 bits": 12.0}
 """Bytes a score of the one block that is computed again, at its peak: the gradient beside what is kept."""
 
@@ -51,12 +51,13 @@ def logits(setup: Setup) -> float:
     sums the weights' gradient in fp32 (training/models/tiling.py).
     """
     shape, tokens = setup.shape, setup.tokens
+    each = setup.logits_bytes + (CAPPED if shape.block.capped and setup.logits_bytes else 0.0)
     if not setup.logits_bytes or not (setup.fused_loss or setup.tile or setup.loss_tokens):
-        return setup.logits_bytes * tokens * shape.vocab
+        return each * tokens * shape.vocab
     width = 4 if setup.precision == "fp32" else 2
     head = shape.embedding if setup.method == "full" else 0
     if not setup.fused_loss:
-        piece = setup.logits_bytes * min(tokens, setup.tile or setup.loss_tokens) * shape.vocab
+        piece = each * min(tokens, setup.tile or setup.loss_tokens) * shape.vocab
         return float(piece + width * tokens * shape.hidden + (4 + width) * head)
     rows = min(tokens, setup.fused_tokens) or min(
         tokens, 2 ** math.ceil(math.log2(max(1.0, tokens / math.ceil(shape.vocab / max(1, shape.hidden)))))

@@ -151,8 +151,9 @@ class Shape:
         counts = Counter({self.hidden * self.query_width: (1 if gate else 2) * attention})
         counts[2 * self.hidden * self.query_width] += attention * gate
         counts[self.hidden * self.kv_width] += 2 * attention
-        for sizes in self.recurrent.linears if self.recurrent else ():
-            counts[sizes[0] * sizes[1]] += self.recurrent.layers
+        if (recurrent := self.recurrent) is not None:
+            for rows, columns in recurrent.linears:
+                counts[rows * columns] += recurrent.layers
         if (experts := self.experts) is None:
             counts[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
         else:  # a block's experts are two weights: into them and out
@@ -211,6 +212,39 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         )
     reader.check()
     return replace(shape, parameters=parameters or count)
+
+
+def described(sizes: Mapping[str, Any], model_type: str) -> Shape:
+    """The shape of a network without formulas, from what its own class says: for the terms of weights and speed.
+
+    sizes: Shape's fields. What its blocks keep is taken for a Llama's, and the shape says so.
+    """
+    assumed = (f"{model_type} has no formulas: where no trace is, its blocks are taken for a Llama's",)
+    return Shape(**{**sizes, "assumed": assumed})
+
+
+def config_of(shape: Shape, model_type: str = "llama") -> dict[str, Any] | None:
+    """A transformers config of this shape, the other way round from `from_config`; None where the network differs.
+
+    model_type: the family whose blocks it has.
+    """
+    family = FAMILIES[model_type]
+    if (
+        shape.block != family.block
+        or (shape.experts, shape.latent) != (None, None)
+        or shape.gated != family.gated
+    ):
+        return None
+    sizes = {
+        family.names(name)[0]: getattr(shape, field)
+        for name, field in Family.SIZES.items()
+        if family.names(name)
+    }
+    return {
+        "model_type": model_type,
+        **{name: size for name, size in sizes.items() if size is not None},
+        "tie_word_embeddings": shape.tied,
+    }
 
 
 def from_numbers(
@@ -347,7 +381,7 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
             LIMITS,
         )
         for key, right in family.only.items()
-        if config.get(key, right) != right
+        if config.get(key) not in (None, right)
     ]
     sizes: dict[str, int] = {}
     for name in Family.SIZES:

@@ -74,13 +74,13 @@ def with_run_file(
     model, file = parted(words)
     if file is None:
         return model, requested
-    values, dropped = file.values, []
+    names, dropped = set(file.values), []
     if requested.source("cluster") == Source.COMMAND_LINE:
-        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in values]
-        values = {name: value for name, value in values.items() if name not in PLACE_OPTIONS}
+        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in names]
+        names -= set(PLACE_OPTIONS)
     if dropped:
         click.echo(f"note: {file.path}: {', '.join(dropped)} left out, because of --cluster", err=True)
-    return model or file.model, requested.filled(Source.RUN_FILE, values, str(file.path))
+    return model or file.model, file.into(requested, names)
 
 
 def for_plan(

@@ -377,7 +377,13 @@ def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = Non
     """The diagnosis of the logs that some names stand for. Raises DsrunError where one can't be read."""
     from dsrun.jobs.diagnosis import log_files
 
-    logs = log_files.sources(given)
+    return diagnose_logs(log_files.sources(given), environ)
+
+
+def diagnose_logs(logs: Sequence[LogSource], environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """The diagnosis of some logs. Raises DsrunError where one can't be read."""
+    from dsrun.jobs.diagnosis import log_files
+
     index = SignatureIndex(find_signatures())
     lines = log_files.read(logs, index)
     return in_words(judge(lines, index), logs, os.environ if environ is None else environ)

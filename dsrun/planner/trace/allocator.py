@@ -167,10 +167,9 @@ class CachingAllocator:
 
     def _best_fit(self, pool: _Pool, size: int) -> MemoryBlock | None:
         if self.options.collect_from:
-            for block in pool.blocks.values():
-                block.age += 1
-        block = pool.smallest_from(size)
-        if block is None:
+            for waiting in pool.blocks.values():
+                waiting.age += 1
+        if (block := pool.smallest_from(size)) is None:
             return None
         if self.options.expandable:
             return self._least_room(pool, block)

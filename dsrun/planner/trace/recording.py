@@ -96,8 +96,11 @@ class Recording:
         """
         if (rows, tokens) in self.points:
             return list(self.sizes[self.points.index((rows, tokens))])
+        alone = sorted((length, sizes) for (count, length), sizes in self._recorded() if count == rows)
+        if len(alone) > 2:
+            return [_parabola([length for length, _ in alone], three, tokens) for three in _columns(alone)]
         by_length: dict[int, list[tuple[int, Sequence[int]]]] = {}
-        for (count, length), sizes in zip(self.points, self.sizes, strict=True):
+        for (count, length), sizes in self._recorded():
             by_length.setdefault(length, []).append((count, sizes))
         lines = {length: _lines(pairs) for length, pairs in by_length.items() if len(pairs) > 1}
         if tokens in lines:
@@ -114,6 +117,9 @@ class Recording:
             sizes.append(max(0, round(constant + rate * (tokens - first) + by_rows * rows)))
         return sizes
 
+    def _recorded(self) -> Iterator[tuple[tuple[int, int], Sequence[int]]]:
+        return zip(self.points, self.sizes, strict=True)
+
     def unrolled(self) -> list[Event]:
         """The events of a step of the whole model. Raises UnrollError."""
         return list(_Unrolling(self).events())
@@ -124,6 +130,19 @@ def _lines(pairs: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[float, floa
     (rows, sizes), (more, larger) = pairs[:2]
     slopes = [(large - small) / (more - rows) for small, large in zip(sizes, larger, strict=True)]
     return [(small - slope * rows, slope) for small, slope in zip(sizes, slopes, strict=True)]
+
+
+def _columns(alone: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, ...]]:
+    """The sizes of each allocation at the recorded lengths."""
+    return zip(*(sizes for _, sizes in alone), strict=True)
+
+
+def _parabola(lengths: Sequence[int], sizes: Sequence[int], tokens: int) -> int:
+    """A size at a length, by the parabola through its first three."""
+    (first, second, third), (low, middle, high) = lengths[:3], sizes[:3]
+    slope = (middle - low) / (second - first)
+    bend = ((high - middle) / (third - second) - slope) / (third - first)
+    return max(0, round(low + slope * (tokens - first) + bend * (tokens - first) * (tokens - second)))
 
 
 class _Unrolling:

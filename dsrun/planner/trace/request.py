@@ -16,9 +16,12 @@ from dsrun.planner.trace.schedule import actions
 from dsrun.words import GIB
 
 ROWS = (2, 3)
-"""Rows of the recorded micro batches: a line through two gives all others. One row has views where more have copies."""
+"""Rows of the recorded micro batches: a line through two gives all others but one row, which has views where more rows
+have copies and is recorded for itself."""
 DTYPES = {"fp32": "float32", "amp": "float32", "fp16": "float16", "bf16": "bfloat16", "pure": "bfloat16"}
 """A setup's precision -> torch's name for that of the weights."""
+SHORTEST = 64
+"""Tokens below which rows of other lengths are taken for the longest."""
 SAFE = 0.85
 """Share of the card below which what torch would reserve with more room fits in any case."""
 ALIKE = 0.01
@@ -39,9 +42,11 @@ def request_of(
     """
     if why := _untraceable(setup, architecture):
         raise UntraceableError(why)
-    points = [(rows, setup.seq_len) for rows in ROWS]
-    if setup.variable_lengths and setup.seq_len >= 4:
-        points += [(rows, setup.seq_len // 2) for rows in ROWS]
+    rows_recorded = (1,) if setup.micro_batch == 1 else ROWS
+    lengths = [setup.seq_len]
+    if setup.variable_lengths and setup.seq_len >= SHORTEST:
+        lengths += [setup.seq_len // 2, setup.seq_len // 4][: 4 - len(rows_recorded)]
+    points = [(rows, length) for length in lengths for rows in rows_recorded]
     sharded = setup.engine == "fsdp"
     autocast = setup.precision == "amp" and not sharded  # FSDP casts what it gathers
     precision = "bf16" if setup.precision == "amp" and sharded else setup.precision
@@ -96,8 +101,9 @@ class TracedModel:
 
     def check(self, setup: Setup) -> None:
         """Raises UntraceableError where the traced model isn't the one that is planned."""
-        traced = sum(weight.elements for weight in self.recording.weights)
-        planned = setup.shape.parameters + (setup.adapters if setup.method != "full" else 0)
+        full = setup.method == "full"
+        traced = sum(weight.elements for weight in self.recording.weights if full or not weight.trained)
+        planned = setup.shape.parameters
         if abs(traced / planned - 1) > ALIKE:
             raise UntraceableError(f"its config has {traced:.4g} weights, and {planned:.4g} are planned")
 

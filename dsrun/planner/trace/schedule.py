@@ -5,6 +5,7 @@ Forward and backward are the trace's; what the engine adds stands between its se
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 
 from dsrun.planner.activations import logits
@@ -19,6 +20,8 @@ STEPS = 3
 """Steps that are replayed with examples of one length: the states are made in the first, the others settle."""
 MICRO_STEPS = 2
 """Micro steps that are replayed of a step: every further one is like the second."""
+DRAWN = 12
+"""Micro batches of other lengths that are replayed where rows are padded."""
 OWNERS = {BEFORE: "activations", FORWARD: "activations", TURN: "logits"}
 """The kind of a segment -> whose memory it makes; of the others: the layer's that is at work."""
 
@@ -43,6 +46,17 @@ def actions(
         if number % micro_steps == micro_steps - 1:
             yield Action("phase", "step")
             yield from engine.step(first=number < micro_steps)
+
+
+def drawn_lengths(percentiles: Sequence[int], rows: int, longest: int) -> list[tuple[int, int]]:
+    """(Rows, tokens) of DRAWN micro batches of rows drawn from a file, each padded to its longest, and one as long as
+    may be among them: what it needs has to fit between what the others left.
+
+    percentiles: SequenceLengths.percentiles. The same file gives the same batches.
+    """
+    draw = random.Random(0).choice  # noqa: S311 - no secret
+    batches = [(rows, min(longest, max(draw(percentiles) for _ in range(rows)))) for _ in range(DRAWN)]
+    return [*batches[: DRAWN // 2], (rows, longest), *batches[DRAWN // 2 :]]
 
 
 def _micro_step(

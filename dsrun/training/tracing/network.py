@@ -14,7 +14,7 @@ from dsrun.training.models.adapters import add_lora
 from dsrun.training.models.layers import layers_of
 
 
-class FrozenMatrix(torch.autograd.Function):
+class FrozenMatrix(torch.autograd.Function):  # type: ignore[misc]
     """A product with a quantized matrix: made 16 bits wide for forward, and again for backward.
 
     Nothing of it is kept in between, as in bitsandbytes' MatMul4Bit (autograd/_functions.py).
@@ -31,7 +31,7 @@ class FrozenMatrix(torch.autograd.Function):
         return gradient @ torch.empty_like(context.weight, dtype=gradient.dtype), None
 
 
-class StandInLinear4bit(nn.Linear):
+class StandInLinear4bit(nn.Linear):  # type: ignore[misc]
     """bitsandbytes' Linear4bit as far as memory goes. The weight keeps its shape: the planner counts its bits."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -46,12 +46,9 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
     Raises ValueError for a config that transformers has no causal language model for.
     """
-    from transformers import AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
+    from transformers import AttentionMaskInterface
 
-    values = {key: value for key, value in request["config"].items() if key not in ("auto_map", "dtype")}
-    values.pop("torch_dtype", None)
-    config = AutoConfig.for_model(**values)
+    config = _config(request["config"])
     config._attn_implementation = "eager"
     if request["flash"]:
         config._attn_implementation = "sdpa"
@@ -59,11 +56,54 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
             # Of tensors without data transformers can't see that nothing is masked, and would make a mask.
             AttentionMaskInterface.register("sdpa", _no_mask)
     config.use_cache = False
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, request["weights"]))
-    model.tie_weights()
+    model = _model(config, request["weights"])
     model.train()
     return model, layers_of(model)
+
+
+def described(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a network by the planner's names (dsrun.planner.shape.Shape). To be called under the fake mode."""
+    config = _config(values)
+    model = _model(config, "bfloat16")
+    text = config.get_text_config()
+
+    def size(*names: str, default: int = 1) -> int:
+        value = next((value for name in names if (value := getattr(text, name, None))), default)
+        return max(value) if isinstance(value, list) else int(value)
+
+    embedding = model.get_input_embeddings().weight
+    heads = size("num_attention_heads")
+    return {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "layers": len(layers_of(model)),
+        "hidden": embedding.shape[1],
+        "intermediate": size("intermediate_size", "ffn_hidden_size", default=4 * embedding.shape[1]),
+        "heads": heads,
+        "kv_heads": size("num_key_value_heads", default=heads),
+        "head_dim": size("head_dim", default=max(1, embedding.shape[1] // heads)),
+        "vocab": embedding.shape[0],
+        "tied": model.get_output_embeddings().weight is embedding,
+        "positions": size("max_position_embeddings", default=0) or None,
+    }
+
+
+def _config(values: Mapping[str, Any]) -> Any:
+    """transformers' config of a config.json, without the code that a repository would bring."""
+    from transformers import AutoConfig
+
+    own = ("auto_map", "dtype", "torch_dtype")
+    return AutoConfig.for_model(**{key: value for key, value in values.items() if key not in own})
+
+
+def _model(config: Any, dtype: str) -> Any:
+    """The causal language model of a config; nothing is initialized, since there are no data."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.tie_weights()
+    return model
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

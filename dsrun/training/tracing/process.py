@@ -1,7 +1,8 @@
 """Record training steps: requests on stdin, a list; the answers on stdout, likewise, both JSON.
 
-dsrun.planner.trace.request says what a request has. An answer has `recording`, or `error` with the reason why there is
-none. It is written as soon as it is there, a line each, so that a time limit costs only what is not yet done.
+dsrun.planner.trace.request says what a request has; one with `describe`, a config, asks for the sizes of a network. An
+answer has `recording` or `described`, or `error` with the reason why there is none. It is written as soon as it is
+there, a line each, so that a time limit costs only what is not yet done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsrun.training.tracing import network
+from dsrun.training.tracing import kernels, network
 from dsrun.training.tracing.recorder import Recorder
 from dsrun.training.tracing.reduction import chosen_layers
 
@@ -31,16 +32,29 @@ def main() -> None:
         # Libraries may print; stdout is the answers' alone.
         with contextlib.redirect_stdout(sys.stderr):
             try:
-                answer = {"recording": record(request)}
+                answer = _answer(request)
             except Exception as error:  # any fault of any model's code is an answer: there is no trace of it
                 answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST]}
         print(json.dumps(answer), file=stdout, flush=True)
 
 
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one request. Layers that don't stand alone are traced all."""
+    if "describe" in request:
+        with FakeTensorMode():
+            return {"described": network.described(request["describe"])}
+    try:
+        return {"recording": record(request)}
+    except Exception:  # a layer may want its place among all of them
+        if not request["reduce"]:
+            raise
+        return {"recording": record({**request, "reduce": False})}
+
+
 def record(request: Mapping[str, Any]) -> dict[str, Any]:
     """The recording of a request: the layers that were traced, and one list of events with sizes for each point."""
     fake = FakeTensorMode()
-    with fake, _as_on_cuda():
+    with fake, kernels.as_on_cuda():
         model, layers = network.built(request)
         with _replacing_weights():
             network.prepare(model, request)
@@ -103,7 +117,6 @@ def _step(
         weight.register_post_accumulate_grad_hook(_ready(recorder, number, owner))
         for number, owner, weight in _trained(model, layers)
     ]
-    gc.collect()
     gc.disable()  # frees come when the last reference goes, not when cycles happen to be looked for
     try:
         with recorder, _autocast(request):
@@ -130,7 +143,7 @@ def _loss(model: Any, inputs: Mapping[str, Any], request: Mapping[str, Any]) -> 
     return Ends.apply(hidden)
 
 
-class Ends(torch.autograd.Function):
+class Ends(torch.autograd.Function):  # type: ignore[misc]
     """The end of a step without a loss: a gradient as large as what comes in."""
 
     @staticmethod
@@ -172,33 +185,6 @@ def _autocast(request: Mapping[str, Any]) -> contextlib.AbstractContextManager[A
 
 
 @contextlib.contextmanager
-def _as_on_cuda() -> Iterator[None]:
-    """While it lasts, dropout and attention take the ways that they have on CUDA and that CPUs don't.
-
-    Dropout is one kernel with a mask of one byte; flash attention makes its mask again from a seed.
-    """
-    functional = torch.nn.functional
-    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
-
-    def one_kernel(
-        inputs: torch.Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,  # noqa: ARG001 - torch's own
-    ) -> torch.Tensor:
-        return torch.native_dropout(inputs, p, training)[0] if training and p else inputs
-
-    def seeded(*inputs: Any, **more: Any) -> torch.Tensor:
-        return attention(*inputs, **{**more, "dropout_p": 0.0})
-
-    functional.dropout, functional.scaled_dot_product_attention = one_kernel, seeded
-    try:
-        yield
-    finally:
-        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
-
-
-@contextlib.contextmanager
 def _replacing_weights() -> Iterator[None]:
     """While it lasts, Module.to makes new weights: torch would swap fake ones in place, and refuses to."""
 
@@ -214,11 +200,11 @@ def _replacing_weights() -> Iterator[None]:
         return module
 
     original = torch.nn.Module._apply
-    torch.nn.Module._apply = apply  # type: ignore[method-assign, assignment]
+    torch.nn.Module._apply = apply
     try:
         yield
     finally:
-        torch.nn.Module._apply = original  # type: ignore[method-assign]
+        torch.nn.Module._apply = original
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ ROUNDED_ROWS, ROUNDED_HEAD = 128, 32
 """Flash attention rounds tokens and a head's width up to multiples of these (flash_api.cpp: mha_bwd)."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """The allocations and frees of everything that runs while it is entered.
 
     events: an allocation's number (sizes has its bytes), or ~number where it is freed. marks: (position in events,

@@ -6,22 +6,13 @@ isn't installed, the model is none of its own, the time is over), the formulas s
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun import packages
-from dsrun.data.cache import cache_root
 from dsrun.errors import DsrunError
-from dsrun.files import json_text, write_atomic
+from dsrun.jobs.assembly.planning.recordings import TIME_LIMIT_S, cached, key_of, record
 from dsrun.jobs.assembly.planning.search import RankedPlans
 from dsrun.models import chatglm
 from dsrun.planner.gpu_memory import GpuMemory, untracked_gib
@@ -29,55 +20,58 @@ from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge, rank
 from dsrun.planner.trace.allocator import AllocatorOptions
 from dsrun.planner.trace.recording import UnrollError
 from dsrun.planner.trace.request import TracedModel, UntraceableError, request_of, traced_memory
+from dsrun.planner.trace.schedule import drawn_lengths
 from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
+    from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.options.table import PeftOptions
     from dsrun.planner.setup import Setup
 
-FORMAT = 1
-"""Raise it when a recording is made or read differently: old entries of the cache are then no longer found."""
-TIME_LIMIT_S = 25.0
-"""Seconds that recording may take in all: two quiet cores need a third of them."""
 MOST_TRACED = 4
 """Plans that are judged again: the best ones by formula, and what comes first after that."""
 APART = 0.03
 """The difference between trace and formula from which on it is said."""
 MUCH_IN_HOLES = 0.05
 """The share of a card in holes from which on a remark is worth its line."""
-PACKAGES = ("torch", "transformers", "peft")
-"""The packages whose code is traced."""
 
 
 @dataclass
 class Tracer:
-    """The recordings of one model. cached_only: none is made."""
+    """The traces of one model."""
 
     architecture: Mapping[str, Any]
     lora: Mapping[str, Any]
-    cached_only: bool = False
+    percentiles: Sequence[int] = ()
+    """Lengths of the file's rows, for batches that are padded (SequenceLengths); empty: all are as long as may be."""
     reasons: list[str] = field(default_factory=list)
     """Why some setups have none."""
     _models: dict[str, TracedModel | None] = field(default_factory=dict)
 
-    def memory(self, setup: Setup, budget: MemoryBudget) -> GpuMemory | None:
-        """A setup's memory by its trace; None where there is none."""
+    def model(self, setup: Setup) -> TracedModel | None:
+        """The traced model for a setup; None where there is none (`reasons` says why)."""
         self.record([setup])
         try:
-            model = self._models.get(self._key(self._request(setup)))
-            if model is None:
-                return None
-            model.check(setup)
-            return traced_memory(
-                setup,
-                model,
-                room=budget.gpu_bytes - untracked_gib(setup.gpus) * GIB,
-                options=AllocatorOptions(expandable=budget.expandable),
-            )
+            model = self._models.get(key_of(self._request(setup)))
+            if model is not None:
+                model.check(setup)
         except UntraceableError as reason:
             self._add(str(reason))
             return None
+        return model
+
+    def memory(self, setup: Setup, budget: MemoryBudget) -> GpuMemory | None:
+        """A setup's memory by its trace; None where there is none."""
+        model = self.model(setup)
+        if model is None:
+            return None
+        options = AllocatorOptions(expandable=budget.expandable)
+        room = budget.gpu_bytes - untracked_gib(setup.gpus) * GIB
+        lengths: Sequence[tuple[int, int]] = ()
+        if setup.variable_lengths and self.percentiles:
+            lengths = drawn_lengths(self.percentiles, setup.micro_batch, setup.seq_len)
+        return traced_memory(setup, model, room=room, options=options, lengths=lengths)
 
     def record(self, setups: Sequence[Setup]) -> None:
         """Read or make the recordings of these setups."""
@@ -88,29 +82,19 @@ class Tracer:
             except UntraceableError as reason:
                 self._add(str(reason))
                 continue
-            key = self._key(request)
-            if key not in self._models and not self._read(key, request):
+            key = key_of(request)
+            if key not in self._models and not self._take(key, request, cached(key)):
                 missing[key] = request
-        if missing and not self.cached_only:
+        if missing:
             self._make(missing)
 
     def _request(self, setup: Setup) -> dict[str, Any]:
         return request_of(setup, self.architecture, self.lora)
 
-    def _key(self, request: Mapping[str, Any]) -> str:
-        """A name for the recording: of what is asked, and of the code that answers."""
-        versions = {name: packages.installed_version(name) for name in PACKAGES}
-        text = json.dumps([FORMAT, versions, request], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def _read(self, key: str, request: Mapping[str, Any]) -> bool:
-        """Whether the recording is in the cache. A damaged entry is none."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            answer = json.loads(_path(key).read_text(encoding="utf-8"))
-            return self._take(key, request, answer)
-        return False
-
-    def _take(self, key: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+    def _take(self, key: str, request: Mapping[str, Any], answer: Mapping[str, Any] | None) -> bool:
+        """Whether an answer is one, be it the reason why there is no recording."""
+        if answer is None:
+            return False
         try:
             self._models[key] = TracedModel.of(request, answer)
         except (UntraceableError, UnrollError) as reason:
@@ -120,57 +104,24 @@ class Tracer:
 
     def _make(self, missing: Mapping[str, dict[str, Any]]) -> None:
         """Record what is missing in a process of its own, and keep it."""
-        absent = [name for name in PACKAGES[:2] if packages.installed_version(name) is None]
-        if absent:
-            self._add(f"{' and '.join(absent)} is not installed")
-            self._models.update(dict.fromkeys(missing))
-            return
-        answers, why = _answers(list(missing.values()))
-        for (key, request), answer in zip(missing.items(), answers, strict=False):
-            with suppress(DsrunError):  # a cache that can't be written costs the next plan a trace
-                _path(key).parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(_path(key), json_text(answer))
-            self._take(key, request, answer)
-        if len(answers) < len(missing):
+        why = record(missing, TIME_LIMIT_S)
+        if why:
             self._add(why)
-            self._models.update({key: None for key in missing if key not in self._models})
+        for key, request in missing.items():
+            if not self._take(key, request, cached(key)):
+                self._models[key] = None
 
     def _add(self, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
 
 
-def _path(key: str) -> Path:
-    return cache_root() / "traces" / f"{key}.json"
-
-
-def _answers(requests: Sequence[Mapping[str, Any]]) -> tuple[list[Any], str]:
-    """The process's answers, as many as came in time, and why others are missing."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dsrun.training.tracing.process"]
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(requests), capture_output=True, text=True, check=False, env=environ,
-            timeout=TIME_LIMIT_S,
-        )  # fmt: skip
-        stdout = done.stdout
-        last = done.stderr.strip().splitlines()[-1:]
-        why = f"the tracing process ended after {time.monotonic() - began:.0f} s: {' '.join(last)[:200]}"
-    except subprocess.TimeoutExpired as error:
-        stdout = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        why = f"tracing took more than {TIME_LIMIT_S:.0f} s"
-    except OSError as error:
-        return [], f"the tracing process can't be started: {error.strerror}"
-    answers = []
-    with suppress(ValueError):  # the last line of a process that was stopped may be half one
-        for line in stdout.splitlines():
-            answers.append(json.loads(line))
-    return answers, why
-
-
-def tracer_for(subject: PlanSubject, peft: PeftOptions, *, cached_only: bool = False) -> Tracer:
-    """The tracer of a model."""
+def tracer_for(
+    subject: PlanSubject,
+    peft: PeftOptions,
+    lengths: SequenceLengths | None = None,
+) -> Tracer:
+    """The tracer of a model. lengths: those of the examples, where they were measured."""
     architecture = dict(subject.architecture)
     if architecture.get("model_type") == chatglm.MODEL_TYPE:
         try:
@@ -178,7 +129,7 @@ def tracer_for(subject: PlanSubject, peft: PeftOptions, *, cached_only: bool = F
         except DsrunError:
             architecture = {}
     lora = {"rank": peft.lora_rank, "target": peft.lora_target, "dropout": peft.lora_dropout}
-    return Tracer(architecture, lora, cached_only)
+    return Tracer(architecture, lora, lengths.percentiles if lengths else ())
 
 
 def retraced(plans: RankedPlans, budget: MemoryBudget, tracer: Tracer) -> tuple[RankedPlans, list[str]]:
@@ -210,7 +161,7 @@ def _notes(plans: Sequence[Plan], budget: MemoryBudget, tracer: Tracer) -> list[
         if traced is None:
             continue
         difference = plan.gpu.allocated / traced.formula - 1
-        if abs(difference) > APART:
+        if abs(difference) > APART and not plan.setup.shape.assumed:
             lines.append(
                 f"{plan.preset}: torch has {plan.gpu.allocated / GIB:.1f} GiB in use by the trace, which counts, and "
                 f"{traced.formula / GIB:.1f} by formula ({difference:+.0%})."
