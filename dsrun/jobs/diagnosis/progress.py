@@ -23,7 +23,7 @@ WENT_ON = 10
 
 
 class Steps:
-    """The lines of steps in some logs, by log and rank: looked for once, asked of each line that looks like a failure."""
+    """The lines of steps in logs, by log and rank: looked for once, asked of each line that may be a failure."""
 
     def __init__(self, lines: Iterable[PeeledLine]) -> None:
         self._by_rank: dict[tuple[int, int | None], list[tuple[int, str]]] = {}
