@@ -1,6 +1,6 @@
 """What changed between releases of DeepSpeed, found in their code, beside what the releases themselves do: a page.
 
-    python bench/replay.py --sources DIR [--first 0.15.0] [--corpus DIR] [--drawn 500] [--output PAGE]
+    python bench/replay.py --sources DIR [--first 0.15.0] [--releases 0.15.4,...] [--corpus DIR] [--drawn 500] [--output PAGE]
 
 Every release from the first on reads the same configs with its own DeepSpeedConfig: each key of any of these releases
 by itself, at its bounds, its choices and values that are none; real configs; drawn ones. What one release takes and the
@@ -434,7 +434,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--sources", type=Path)
     parser.add_argument("--first", default="0.15.0")
-    parser.add_argument("--last", default="")
+    parser.add_argument("--releases", default="", help="only these, from the first on: 0.15.4,0.16.0")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--drawn", type=int, default=500)
     parser.add_argument("--output", type=Path)
@@ -446,8 +446,9 @@ def replayed(given: argparse.Namespace, folder: Path) -> tuple[list[Step], list[
     chosen = probes(given.first, given.drawn, given.corpus)
     configs = [probe.config for probe in chosen]
     wanted = [release for release in schema.releases() if release >= schema.numbers(given.first)]
-    if given.last:
-        wanted = [release for release in wanted if release <= schema.numbers(given.last)]
+    if given.releases:
+        named = set(map(schema.numbers, given.releases.split(",")))
+        wanted = [release for release in wanted if release in named]
     answers: dict[str, dict[str, Any]] = {}
     unable: dict[str, str] = {}
     for release in map(schema.name_of, wanted):
