@@ -34,6 +34,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 
 import combinations  # noqa: E402
 import measured  # noqa: E402
+import migration  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -55,6 +56,8 @@ from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
 from dsrun.options.declare import Entry, entries, flag_of  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
+from dsrun.releases.config_changes import key_record  # noqa: E402
+from dsrun.releases.packed import package  # noqa: E402
 from tools import json_schemas  # noqa: E402
 from tools.json_forms import FORMS  # noqa: E402
 from tools.json_schemas import field_words  # noqa: E402
@@ -245,7 +248,8 @@ def keys_page() -> Iterator[str]:
     yield ""
     yield f"Every key that DeepSpeed {found['x-deepspeed-version']} reads, from the schema that dsrun checks with."
     yield '*Default* is DeepSpeed\'s own, `-` where it has none. *auto*: HF Trainer fills in `"auto"` there.'
-    yield "A key that begins with an underscore is a comment."
+    yield "A key that begins with an underscore is a comment. *Since* is the release that brought it (none: 0.9.0),"
+    yield "and defaults that it once had stand beside the one it has, as the releases' own code has them."
     yield ""
     plain = {key: node for key, node in found["properties"].items() if not node.get("properties")}
     sections = {key: node for key, node in found["properties"].items() if node.get("properties")}
@@ -261,10 +265,23 @@ def keys_page() -> Iterator[str]:
         yield from keys_table(walk(node, key))
     yield "## Removed keys"
     yield ""
-    yield "DeepSpeed stops at these, whatever their value."
+    yield "DeepSpeed stops at most of these, whatever their value; the others it ignores."
     yield ""
     gone: Mapping[str, str] = found.get("x-removed", {})
-    yield from table(["key", "instead"], ([f"`{key}`", cell(advice)] for key, advice in gone.items()))
+    refused = found.get("x-refused", ())
+    yield from table(
+        ["key", "last release with it", "DeepSpeed", "instead"],
+        (
+            [f"`{key}`", last_release(key), "stops" if key in refused else "ignores it", cell(advice)]
+            for key, advice in gone.items()
+        ),
+    )
+
+
+def last_release(key: str) -> str:
+    """The last release of DeepSpeed that takes a key."""
+    history = key_record(package("deepspeed"), key)
+    return history.until if history else "before 0.9"
 
 
 def walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -275,16 +292,20 @@ def walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Mapping[st
 
 
 def keys_table(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Path, type, default, auto, description."""
+    """Path, type, default, auto, since, description."""
     rows = []
     for path, node in nodes:
         does = node.get("description", "")
         if alias := node.get("x-alias-of"):
             does = f"Another name of `{alias}`. {does}"
         default = code(node["default"]) if "default" in node else "-"
+        history = key_record(package("deepspeed"), path)
+        for value, when in history.former if history else ():
+            default += f" (`{value}` in {when})"
+        since = history.since if history else ""
         takes = cell(schema.expected(dict(node)))
-        rows.append([f"`{path}`", takes, default, "yes" if node.get("x-auto") else "", cell(does)])
-    return table(["key", "takes", "default", "auto", "what it does"], rows)
+        rows.append([f"`{path}`", takes, default, "yes" if node.get("x-auto") else "", since, cell(does)])
+    return table(["key", "takes", "default", "auto", "since", "what it does"], rows)
 
 
 def commands_page() -> Iterator[str]:
@@ -724,6 +745,7 @@ def contents() -> Iterator[tuple[Path, str]]:
         yield PAGES / "json" / f"{name}.schema.json", f"{text}\n"
     for path in (ROOT / name for name in SHOWN):
         yield path, with_plans(path.read_text(encoding="utf-8"))
+    yield from migration.pages(ROOT)
     yield record.PICTURE, record.current()
 
 

@@ -212,6 +212,31 @@ class Presets(TypedDict):
     presets: list[PresetRow]
 
 
+class ImportedArgument(TypedDict):
+    """An argument of another trainer's file, and what became of it."""
+
+    name: str
+    value: Any
+    line: Annotated[int | None, "null: of a command line, or nobody's"]
+    kind: Annotated[str, "same, anyway, left out, differs or unknown"]
+    text: Annotated[str, "the option, or why there is none"]
+
+
+ImportedOption = TypedDict("ImportedOption", {"value": Any, "from": str})
+"""An option of the run file, and the argument that it is of."""
+
+
+class Import(TypedDict):
+    """Another trainer's file as a run file."""
+
+    trainer: str
+    release: Annotated[str, "the release whose arguments are known"]
+    model: str | None
+    options: dict[str, ImportedOption]
+    arguments: list[ImportedArgument]
+    notes: list[str]
+
+
 class PresetExplain(TypedDict):
     """Each key of a config, who gave it and what it does."""
 
@@ -396,6 +421,8 @@ class Finetune(TypedDict):
     perplexity: Ends | None
     scores: dict[str, dict[str, float]]
     template_args: Annotated[dict[str, Any], "variables with which the chat template asks as in training"]
+    answered: Annotated[dict[str, dict[str, int | None]], "at each time: rows answered, and of how many"]
+    worse: Annotated[bool, "whether the loss ended above where it began"]
     example_prompt: Annotated[Any, "the prompt whose answers were shown, or null"]
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
@@ -534,6 +561,7 @@ FORMS = {
     "models": Form(("dsrun models",), Models),
     "presets": Form(("dsrun preset",), Presets),
     "preset-explain": Form(("dsrun preset NAME --explain",), PresetExplain),
+    "import": Form(("dsrun import FILE",), Import),
     "plan": Form(("dsrun plan MODEL",), Plan),
     "plan-layouts": Form(("dsrun plan MODEL --layouts",), PlanLayouts),
     "plan-inference": Form(("dsrun plan MODEL --for inference",), PlanInference),

@@ -102,8 +102,10 @@ def _check_together(requested: Resolved[PlanOptions]) -> None:
         _refuse(requested, named - FOR_INFERENCE, "is for training, not for --for inference")
     else:
         _refuse(requested, named & {"beams", "offload_weights"}, "is for --for inference")
+    if options.layouts and options.trainer != "dsrun":
+        _refuse(requested, {"trainer"}, "is for plans of presets, not for --layouts")
     if options.measure:
-        elsewhere = named & {"gpu", "gpu_memory", "params"}
+        elsewhere = named & {"gpu", "gpu_memory", "params", "trainer"}
         _refuse(requested, elsewhere, "names what isn't here; --measure is for this machine")
     if options.train_file is None:
         _refuse(requested, named & OF_TRAIN_FILE, "is for --train-file")

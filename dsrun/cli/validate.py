@@ -48,7 +48,7 @@ BESIDE_OPTION = "--with"
 @click.option(
     "--model", metavar="MODEL", shell_complete=models, help="A model's name, or its folder or config.json."
 )
-@click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the installed one if left out.")
+@click.option("--deepspeed-version", metavar="X.Y[.Z]", help="0.9 to 0.19.8; the installed one if left out.")
 @click.option(
     "--with",
     "beside",
@@ -57,7 +57,7 @@ BESIDE_OPTION = "--with"
     help="Judge these versions, too: deepspeed==0.19.4,transformers==5.1.",
 )
 @click.option(
-    "--upgrade-to", metavar="X.Y", help="Judge for that version, and offer what it takes to get there."
+    "--upgrade-to", metavar="X.Y[.Z]", help="Judge for that version, and offer what it takes to get there."
 )
 @click.option(
     "--trainer-args", metavar="FILE", help="TrainingArguments as JSON or YAML, for what must agree."
@@ -131,13 +131,15 @@ def command(files: tuple[str, ...], **given: Any) -> int:
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
-    _show(results, selection, given)
+    _show(results, setting, selection, given)
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
 
 
-def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: dict[str, Any]) -> None:
+def _show(
+    results: Sequence[ValidationResult], setting: Setting, selection: RuleSelection, given: dict[str, Any]
+) -> None:
     """The findings go to stdout, unless a patch or the fixed text of a pipe is there."""
     from dsrun.config.validation import report
 
@@ -147,7 +149,7 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
     text = report.FORMATS[given["form"]](results)
     click.echo(_for_terminal(text) if is_text else text, nl=False, err=to_stderr)
     if is_text and results:
-        summary = _summary(results, selection, fixing=given["fix"] or given["show"])
+        summary = _summary(results, setting, selection, fixing=given["fix"] or given["show"])
         echo_folded(summary, 2, err=True)
 
 
@@ -197,17 +199,19 @@ def _setting(given: dict[str, Any]) -> Setting:
             f"{upgrade} is older than {requested}", where="--upgrade-to", hint="Name the newer one there."
         )
     version = schema.version_of(release) if release else None
-    if release and version and version < schema.minor_of(release.strip().removeprefix("v")):
-        newest = ".".join(map(str, version))
-        click.echo(f"dsrun: DeepSpeed {release} is judged as {newest}, the newest that dsrun knows", err=True)
+    if release and version and version < schema.plain_version(release):
+        which = "newest" if version == schema.newest() else "last before it"
+        judged = schema.name_of(version)
+        click.echo(
+            f"dsrun: DeepSpeed {release} is judged as {judged}, the {which} that dsrun knows", err=True
+        )
     name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     gpu = gpus.load(name) if name not in (None, "cpu") else None
     return Setting(
         world_size=given["world_size"],
         nodes=given["nodes"],
         version=version,
-        release=schema.release_of(release) if release else None,
-        versions={**beside, "deepspeed": release} if beside and release else None,
+        versions={**beside, "deepspeed": _whole(release)} if beside and release else None,
         upgrade_from=(schema.version_of(requested) if requested else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
@@ -218,8 +222,15 @@ def _setting(given: dict[str, Any]) -> Setting:
     )
 
 
+def _whole(release: str) -> str:
+    """A version of DeepSpeed with its patch: "0.19" is judged as its newest, here as by the schema."""
+    from dsrun.config.schemas import schema
+
+    return release if len(schema.plain_version(release)) > 2 else schema.name_of(schema.version_of(release))
+
+
 def _installed() -> str | None:
-    """The installed DeepSpeed's version; None where there is none, or one without a schema."""
+    """The installed DeepSpeed's release; None where there is none, or one without a schema."""
     from dsrun import versions
     from dsrun.config.schemas import schema
 
@@ -307,13 +318,16 @@ def _fixed(
     return after
 
 
-def _summary(results: Sequence[ValidationResult], selection: RuleSelection, *, fixing: bool) -> str:
+def _summary(
+    results: Sequence[ValidationResult], setting: Setting, selection: RuleSelection, *, fixing: bool
+) -> str:
+    from dsrun.config.schemas import schema
     from dsrun.config.validation import report
     from dsrun.config.validation.validate import count_fixes
 
     parts = f"dsrun: {report.summary(results)}"
     if len(results) == 1:
-        parts += f"; checked for {results[0].target}"
+        parts += f"; checked for {results[0].target}, DeepSpeed {schema.load(setting.version).release}"
     safe, unsafe = (0, 0) if fixing else count_fixes(results, selection)
     if safe:
         parts += f"; {safe} fixable with --fix"

@@ -33,8 +33,11 @@ KEY = "option"
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
 PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
-"""Kinds of text that may be a path: always; where it holds a slash or ends in .toml; where it ends in .txt."""
+"""Kinds of text that may be a path: always; where it holds a slash or ends in one of FILE_SUFFIXES; where it ends in
+.txt."""
 LIST_SUFFIX = ".txt"
+FILE_SUFFIXES = (".toml", ".json", ".json5", ".jsonc", ".hjson")
+"""Endings of what NAME_OR_PATH takes for a file: dsrun's own, and a DeepSpeed config's."""
 T = TypeVar("T")
 
 

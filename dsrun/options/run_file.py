@@ -17,7 +17,7 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.declare import LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
+from dsrun.options.declare import FILE_SUFFIXES, LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
 from dsrun.options.layers import Origin, Source, problems_of
 from dsrun.options.table import AUTO_LAYOUT
@@ -110,7 +110,7 @@ def _is_path(entry: Entry, value: object) -> bool:
         return not REMOTE.match(text)
     if entry.option.path == LIST_OR_FILE:
         return text.endswith(LIST_SUFFIX)
-    return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
+    return entry.option.path == NAME_OR_PATH and ("/" in text or text.lower().endswith(FILE_SUFFIXES))
 
 
 def _model(name: str, folder: Path) -> str:
@@ -140,8 +140,8 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
         groups.setdefault(entry.group, []).append(line)
     head = f"# A run of dsrun {__version__}: dsrun finetune FILE. The command line wins over it; lines that begin\n"
     head += "# with # are what holds anyway. Every option: dsrun finetune --help-all\n"
-    model = _relative(model, folder) if model.startswith("/") else model
-    parts = [f"{head}\n{MODEL} = {_toml(model)}\n"]
+    model = relative(model, folder) if model.startswith("/") else model
+    parts = [f"{head}\n{MODEL} = {toml(model)}\n"]
     parts += [
         f"\n# --- {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in groups.items()
     ]
@@ -151,11 +151,15 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
 def _line(entry: Entry, value: Any, origin: Origin, folder: Path, worked_out: Collection[str]) -> str:
     if value is None or value == ():
         return f"# {entry.name} ="
-    items = value if isinstance(value, tuple) else (value,)
-    values = [_relative(str(item), folder) if _is_path(entry, item) else item for item in items]
-    written = _toml(values if entry.repeated else values[0])
     source = "".join(char if char.isprintable() else "?" for char in str(origin))
-    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{entry.name} = {written}  # {source}"
+    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{assignment(entry, value, folder)}  # {source}"
+
+
+def assignment(entry: Entry, value: Any, folder: Path) -> str:
+    """An option's line: its name and its value. Paths in the folder are written from there."""
+    items = value if isinstance(value, tuple) else (value,)
+    values = [relative(str(item), folder) if _is_path(entry, item) else item for item in items]
+    return f"{entry.name} = {toml(values if entry.repeated else values[0])}"
 
 
 def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool:
@@ -167,17 +171,17 @@ def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool
     return not by_another_key and not (entry.name in worked_out and origin.source == Source.DERIVED)
 
 
-def _relative(path: str, folder: Path) -> str:
+def relative(path: str, folder: Path) -> str:
     """A path as it is written in the file: relative where it lies in the file's folder."""
     whole, top = os.path.abspath(Path(path).expanduser()), os.path.abspath(folder)  # noqa: PTH100 (no link is followed)
     inside = whole.startswith(top.rstrip("/") + "/")
     return f"./{whole[len(top.rstrip('/')) + 1 :]}" if inside else whole
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """A value as TOML writes it; JSON's strings are TOML's but for one character."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if not isinstance(value, (str, Path)):
         return json.dumps(value)
     try:

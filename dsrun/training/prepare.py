@@ -132,12 +132,14 @@ def _check_truncation(job: Job) -> None:
         return
     report = json.loads(path.read_text(encoding="utf-8"))
     if report["truncated"] > MOST_CUT:
-        limits = f"{job.data.max_source_length} + {job.data.max_target_length} tokens"
+        both = f"{job.data.max_source_length} + {job.data.max_target_length}"
+        limits = f"{job.data.max_length or both} tokens"
         parts = f"{report['prompts_shortened']:,} prompts and {report['responses_cut']:,} responses"
+        options = "--max-length" if job.data.max_length else "--max-source-length or --max-target-length"
         raise DsrunError(
             f"{report['truncated']:.0%} of {report['rows']:,} examples are longer than {limits}: {parts}",
             where=", ".join(job.data.train_files),
-            hint="Raise --max-source-length or --max-target-length, or train on what is left: --allow-truncation.",
+            hint=f"Raise {options}, or train on what is left: --allow-truncation.",
         )
 
 

@@ -208,7 +208,7 @@ def values(value, path="$"):
 
 
 KEYS = {
-    "$": {"version", "model", "place", "plans", "skipped", "advice", "usual", "cost", "notes"},
+    "$": {"version", "model", "place", "trainer", "plans", "skipped", "advice", "usual", "cost", "notes"},
     "plan": {
         "preset", "verdict", "chance", "used", "reason", "largest_micro_batch", "gpu", "host", "nvme_bytes",
         "checkpoint_bytes", "speed", "setup",
@@ -620,6 +620,52 @@ def test_what_the_planner_does_not_model_is_noted_or_refused(dsrun):
     for words in (("--precision", "fp8"), ("--loss", "dpo"), ("--method", "grpo")):
         said = dsrun(*one, *words)
         assert said.code == 2 and words[0] in said.err
+
+
+def test_4_bit_weights_that_ranks_share(dsrun):
+    """They are planned, behind what finetune runs, and no line starts them."""
+    one = ("plan", "llama-3-70b", "--gpu", "a100-80g", "--gpus", 8, "--method", "qlora")
+    result = json.loads(dsrun(*one, "--json").out)
+    by_name = {plan["preset"]: plan for plan in result["plans"]}
+    assert by_name["zero3"]["verdict"] == "fits" and "zero3" not in result["skipped"]
+    assert by_name["zero3"]["gpu"]["terms"]["weights"] < by_name["zero2"]["gpu"]["terms"]["weights"] / 7
+    assert result["plans"][0]["preset"] != "zero3"
+    assert any("zero3" in note and "4-bit" in note for note in result["notes"])
+    alone = dsrun(*one, "--preset", "zero3")
+    assert alone.code == 0 and "With finetune" not in alone.out
+
+
+# --trainer
+
+
+def test_another_trainer(dsrun):
+    """Its defaults are planned, those that change a figure are said with their sources, and finetune isn't offered."""
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--seq-len", 4096, "--preset", "zero3")
+    own, other = (
+        json.loads(dsrun(*one, "--json", *more).out) for more in ((), ("--trainer", "llama-factory"))
+    )
+    assert (own["trainer"], other["trainer"]) == ("dsrun", "llama-factory")
+    assert other["plans"][0]["setup"]["variable_lengths"] and other["plans"][0]["setup"]["checkpointing"] == 1
+    assert any(
+        "checkpointing" in note and "GiB less" in note and "model_args" in note for note in other["notes"]
+    )
+    assert any("Hugging Face Trainer" in note and "GiB more" in note for note in own["notes"])
+    said = dsrun(*one, "--trainer", "llama-factory")
+    assert "With finetune" not in said.out and "With finetune" in dsrun(*one).out
+
+
+def test_what_is_said_comes_before_a_trainers_default(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--preset", "zero2", "--trainer", "hf", "--json")
+    plain = json.loads(dsrun(*one).out)["plans"][0]["setup"]
+    said = json.loads(dsrun(*one, "--packing", "--activation-checkpointing", "full").out)["plans"][0]["setup"]
+    assert (plain["checkpointing"], plain["variable_lengths"]) == (0, True)
+    assert (said["checkpointing"], said["variable_lengths"]) == (1, False)
+
+
+def test_a_trainer_that_there_is_not(dsrun):
+    said = dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--trainer", "axolot")
+    assert said.code == 1 and "'axolotl'" in said.err
+    assert dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--trainer", "hf", "--layouts").code == 2
 
 
 def test_muon_is_modelled(dsrun):

@@ -66,12 +66,15 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}", err=True)
 
 
-def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
-    """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
+def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False, runs: bool = True) -> None:
+    """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own.
+
+    runs: whether `dsrun finetune` trains like the first.
+    """
     aligned(_columns(plans, room, wide=wide))
     if not wide:
         say(f"{plans[0].preset}: {plans[0].reason}")
-    if plans[0].verdict != OUT:
+    if runs and plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
         with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.cli.output.results import print_json
 from dsrun.cli.planning import plan_text as text
-from dsrun.cli.planning.plan_case import PlanCase, base_of, recomputed
+from dsrun.cli.planning.plan_case import (
+    PlanCase,
+    base_of,
+    given_fields,
+    own_base,
+    recomputed,
+    trainer_of,
+)
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.plan import OUT, Plan
@@ -63,7 +70,9 @@ def decide(case: PlanCase) -> TrainingPlans:
     notes = [*case.notes, *split_notes, *trace_notes, *remarks.notes(case.subject, target, ranked)]
     fixed = requested.said("micro_batch") or requested.said("grad_accum")
     checkpointing = requested.said("activation_checkpointing")
-    notes += search.faster(base, ranked, plans, batch=fixed, checkpointing=checkpointing)
+    if trainer_of(case).own:
+        notes += search.faster(base, ranked, plans, batch=fixed, checkpointing=checkpointing)
+    notes += _by_trainer(case, ranked)
     cost = remarks.cost(ranked.plans[0], case.lengths, case.options.price) if ranked.plans else None
     return TrainingPlans(case, ranked, usual, cost, notes)
 
@@ -77,6 +86,29 @@ def _traced(case: PlanCase, ranked: RankedPlans) -> tuple[RankedPlans, list[str]
     return traced.retraced(
         ranked, case.target.room, traced.tracer_for(case.subject, case.options, case.lengths)
     )
+
+
+def _by_trainer(case: PlanCase, ranked: RankedPlans) -> list[str]:
+    """What the trainer's defaults, or of dsrun's own those of a stock Trainer, change in the first plan's memory."""
+    from dsrun.planner import trainers
+
+    if not ranked.plans or case.target.room.accelerator != "cuda":
+        return []
+    trainer, setup, given = trainer_of(case), ranked.plans[0].setup, given_fields(case)
+    other = trainers.load(trainers.STOCK) if trainer.own else trainer
+    own = setup if trainer.own else own_base(case, case.target, case.options, case.mean_tokens)
+    if trainer.own and not case.requested.said("activation_checkpointing"):
+        given |= set(trainers.OPTION_FIELDS["activation_checkpointing"])  # which the plan chose
+    lines = []
+    for each in trainers.differences(setup, other, own, given=given):
+        more = "more" if each.more_bytes > 0 else "less"
+        assumption = each.assumption
+        of = f"{other.title}: with {assumption.says}" if trainer.own else f"With {assumption.says}"
+        than = "" if assumption.name == "checkpointing" else " than dsrun finetune's way"
+        lines.append(
+            f"{of} a GPU needs {text.gib(abs(each.more_bytes))} GiB {more}{than} ({assumption.source})."
+        )
+    return lines
 
 
 def _search(
@@ -101,13 +133,16 @@ def _search(
     alike = room.gpus, room.nodes, room.nvme_bytes is None, base.precision, base.micro_batch, base.grad_accum
     if alike not in known:
         names = options.presets or setups.presets_for(options.optimizer, base, room)
-        known[alike] = setups.preset_fields(names, room, base)
+        fields, skipped = setups.preset_fields(names, room, base, shards_4_bits=True)
+        trainer = trainer_of(case)
+        known[alike] = {name: trainer.divided(base, each) for name, each in fields.items()}, skipped
     divided = known[alike]
 
     def plans(base: Setup) -> RankedPlans:
         # One split alone is the base's, which a caller may have changed to try another.
         splits = batches if len(batches) > 1 else ()
-        return search.answer(base, target, divided[0], recomputed=tried, batches=splits, divided=divided)
+        ranked = search.answer(base, target, divided[0], recomputed=tried, batches=splits, divided=divided)
+        return search.runnable_first(ranked) if trainer_of(case).own else ranked
 
     return base, plans, notes
 
@@ -150,6 +185,7 @@ def value_of(plans: TrainingPlans) -> dict[str, Any]:
     return {
         "model": {"name": case.subject.name, **dataclasses.asdict(case.subject.shape)},
         "place": case.target.text,
+        "trainer": case.options.trainer,
         "plans": [text.as_value(plan, case.target.room) for plan in plans.ranked.plans],
         "skipped": plans.ranked.skipped,
         "advice": text.advice_value(plans.ranked.advice),
@@ -163,11 +199,15 @@ def value_of(plans: TrainingPlans) -> dict[str, Any]:
 
 def show(plans: TrainingPlans) -> None:
     """Print the plans for people: a table, then what follows from it."""
+    from dsrun.jobs.assembly.planning.search import runnable
+
     case, best, options = plans.case, plans.best, plans.case.options
     text.heading(case.subject, case.target)
     if best:
         text.say(text.batch_text(best.setup))
-        text.table(plans.ranked.plans, case.target.room, wide=options.wide)
+        trainer = trainer_of(case)
+        runs = trainer.own and runnable(best)
+        text.table(plans.ranked.plans, case.target.room, wide=options.wide, runs=runs)
         if best.verdict == OUT:
             text.advice(plans.ranked.advice)
     text.print_notes(plans.notes)

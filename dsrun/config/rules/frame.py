@@ -74,9 +74,7 @@ class Setting:
     """Number of all GPUs of the job."""
     nodes: int | None = None
     version: Version | None = None
-    """The version of DeepSpeed; None is the newest."""
-    release: tuple[int, ...] | None = None
-    """The same version with its patch, if known."""
+    """The release of DeepSpeed, as schema.version_of gives it; None is the newest."""
     versions: Mapping[str, str] | None = None
     """Versions of DeepSpeed and of what is imported beside it, by name (dsrun/versions.py)."""
     upgrade_from: Version | None = None
@@ -267,7 +265,7 @@ def once(function: Callable[[Context], T]) -> Callable[[Context], T]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One check, of DeepSpeed versions `since` to `until`."""
+    """One check, of DeepSpeed releases `since` to `until`: (0, 19) is all of 0.19, (0, 19, 7) one patch."""
 
     id: str
     severity: str
@@ -289,6 +287,10 @@ class Rule:
     def about(self) -> str:
         """Its title."""
         return self.function.__name__.replace("_", " ")
+
+    def holds_in(self, release: Version) -> bool:
+        """Whether it is a rule of a release."""
+        return self.since <= release and release[: len(self.until)] <= self.until
 
     def completed(self, finding: Finding) -> Finding:
         """A finding of its function, completed with the rule's id, severity and effect."""
@@ -346,8 +348,6 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
     settings = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
     text, bare = settings.pop("text", None), settings.pop("bare", False)
-    if "version" in settings:
-        settings["release"] = schema.release_of(settings["version"])
     settings |= {
         key: schema.version_of(settings[key]) for key in ("version", "upgrade_from") if key in settings
     }

@@ -20,13 +20,13 @@ WENT_ON = 10
 """Different lines of that kind after which a program counts as having gone on."""
 
 
-def went_on(line: PeeledLine, lines: Sequence[PeeledLine]) -> bool:
-    """Whether the same rank's steps follow a line."""
+def went_on(line: PeeledLine, lines: Sequence[PeeledLine], least: int = WENT_ON) -> bool:
+    """Whether the same rank's steps follow a line. least: different lines of them."""
     seen = set()
     for other in lines:
         if other.source == line.source and line.number < other.number and other.rank == line.rank:
             if STEP.search(other.text):
                 seen.add(other.text)
-            if len(seen) >= WENT_ON:
+            if len(seen) >= least:
                 return True
     return False

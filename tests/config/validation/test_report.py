@@ -98,7 +98,7 @@ def test_in_the_order_of_the_file():
 def test_github():
     result = validate(b'{"train_batch_size": 1, "100%\\n::error::x": 1}', "a,b:c.json", Setting())
     (line,) = report.github([result]).splitlines()
-    assert line.startswith("::error file=a%2Cb%3Ac.json,line=1,col=25,title=DS001::100%25\\n::error::x: ")
+    assert line.startswith("::warning file=a%2Cb%3Ac.json,line=1,col=25,title=DS001::100%25\\n::error::x: ")
     assert "%0A" in line
 
 

@@ -225,11 +225,45 @@ def test_a_warning_is_passed_on(machine, train_file):
     assert any("DS305" in note for note in plan(request, machine, {}).notes)
 
 
-def test_without_nvcc_torchs_adam_is_taken(monkeypatch, train_file):
-    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
-    planned_job = plan(asked(train_file=train_file), GPUS, {})
-    assert planned_job.job.ds_config["optimizer"]["params"]["torch_adam"] is True
-    assert any("nvcc" in note for note in planned_job.notes)
+@pytest.mark.parametrize(
+    ("changed", "fault", "compiled", "noted"),
+    [
+        ({}, "", [], False),
+        ({}, "no nvcc", [], False),  # nobody misses it
+        ({"overrides": ("optimizer.params.torch_adam=false",)}, "", ["fused_adam"], False),
+        ({"overrides": ("optimizer.params.bias_correction=false",)}, "", ["fused_adam"], False),
+        ({"preset": "ddp"}, "", [], False),
+        ({"preset": "zero1", "precision": "fp16"}, "", [], False),
+        (
+            {"preset": "ddp", "precision": "fp16"},
+            "",
+            ["fused_adam"],
+            False,
+        ),  # another wrapper scales the loss
+        ({"preset": "ddp", "precision": "fp16"}, "no nvcc", [], True),
+    ],
+)
+def test_torchs_adam_is_taken_where_it_is_alike(monkeypatch, train_file, changed, fault, compiled, noted):
+    """GPUs start without minutes of compiling, unless somebody wants DeepSpeed's, or only that one will do."""
+    monkeypatch.setattr(extensions, "nvcc_fault", lambda environ: fault)
+    monkeypatch.setattr(extensions, "check_tools", lambda *_: None)
+    planned_job = plan(asked(train_file=train_file, **changed), GPUS, {})
+    assert extensions.needed(planned_job.job.ds_config) == compiled
+    assert any("nvcc" in note for note in planned_job.notes) == noted
+
+
+def test_a_short_disk_takes_the_model_alone(machine, train_file, monkeypatch):
+    """As a first try of a large model has it: the checkpoints would take seven times as much."""
+    from dsrun.jobs.assembly.checks import disk_check
+
+    whole = plan(asked(train_file=train_file, max_steps=40), machine, {}).job
+    model = disk_check.need_of(whole, disk_check.setup_of(whole), 40).model_bytes
+    monkeypatch.setattr(disk_check, "free_bytes", lambda folder: model)
+    planned_job = plan(asked(train_file=train_file, max_steps=40), machine, {})
+    training = planned_job.job.training
+    assert (training.save_steps >= 40, training.last_checkpoint) == (True, False)
+    assert planned_job.job.origins["options"]["last_checkpoint"].startswith("derived: ")
+    assert any("only the model" in note for note in planned_job.notes)
 
 
 # What is wrong

@@ -55,6 +55,7 @@ class MemoryRequest:
     optimizer: str = ADAMW
     fused_loss: bool = False
     parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
+    async_save: bool = False
 
     def modelled(self, machine: Machine) -> bool:
         """Whether the planner knows what ranks that share examples take: on GPUs."""
@@ -81,7 +82,8 @@ class MemoryRequest:
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
             activation_checkpointing=self.compute.activation_checkpointing,
             recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
-            packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0,
+            packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0, async_save=self.async_save,
+            fp8=self.compute.fp8, compile=self.compute.compile,
         )  # fmt: skip
         setup = setups.base_setup(
             shape,
@@ -219,6 +221,7 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
         optimizer=job.training.optimizer,
         fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
         parallel=job.parallel,
+        async_save=job.training.async_save,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from dsrun import catalog
+from dsrun.data import chosen_rows
 from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread_columns
 from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
@@ -59,6 +61,24 @@ def check_data(requested: Requested, findings: Findings) -> Files | None:
 
 
 def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
+    """The files to train on and to evaluate with: those that are named, less the rows that nobody asked for.
+
+    Raises DsrunError where there are none, or too few rows.
+    """
+    files = _named_files(options, dataset)
+    if options.val_size is not None and options.eval_file is not None:
+        raise DsrunError(
+            "and --eval-file both say what is held out", where="--val-size", hint="Give one of them."
+        )
+    if not all(path.is_file() for path in files.train):
+        return files  # the check of each file says what is wrong with it
+    trained, held_out = chosen_rows.chosen(
+        files.train, val_size=options.val_size, max_samples=options.max_samples, seed=options.seed
+    )
+    return Files(trained, held_out or files.evaluation, files.weights)
+
+
+def _named_files(options: FinetuneOptions, dataset: str | None) -> Files:
     """The training and evaluation files; the model's own data set where the user names no file."""
     evaluation = local_file(options.eval_file, "--eval-file") if options.eval_file else None
     if options.train_file:
@@ -104,6 +124,12 @@ def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
     for path, kind in dict(zip(files.all, formats, strict=True)).items():
         if unread := unread_columns(keys_of(first_rows(path)), kind, requested.columns):
             notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
+    if files.evaluation and any(
+        os.path.realpath(path) == os.path.realpath(files.evaluation) for path in files.train
+    ):
+        notes.append(
+            f"{files.evaluation} is trained on, too: its loss and scores say nothing of other texts (--val-size)"
+        )
     first, *more = map(str, files.train)
     spec = select(
         DataSpec,

@@ -85,7 +85,7 @@ class Requested:
     @property
     def longest_example(self) -> int:
         """Tokens, at most."""
-        return self.options.max_source_length + self.options.max_target_length
+        return self.options.longest_example
 
 
 @dataclass(frozen=True, kw_only=True)

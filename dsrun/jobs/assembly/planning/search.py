@@ -84,6 +84,19 @@ def answer(
     return RankedPlans(plans, skipped, advice)
 
 
+def runnable(plan: Plan) -> bool:
+    """Whether `dsrun finetune` trains like that: it doesn't shard 4-bit weights."""
+    return not (plan.setup.quantized and plan.setup.sharded)
+
+
+def runnable_first(ranked: RankedPlans) -> RankedPlans:
+    """The plans that fit and that finetune runs before those that fit and that it doesn't; a line about the latter."""
+    fitting = [plan for plan in ranked.plans if plan.verdict != OUT]
+    others = [plan for plan in ranked.plans if plan.verdict == OUT]
+    plans = [*filter(runnable, fitting), *(plan for plan in fitting if not runnable(plan)), *others]
+    return replace(ranked, plans=plans)
+
+
 def batches(
     resolved: Resolved[PlanOptions], ranks: int
 ) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
@@ -95,7 +108,7 @@ def batches(
     notes: list[str] = []
     options = resolved.options
     if tokens := options.tokens_per_batch:
-        longest = options.max_source_length + options.max_target_length
+        longest = options.longest_example
         resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
         sizes = range(resolved.options.micro_batch, 0, -1)
         return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
