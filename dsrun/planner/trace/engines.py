@@ -178,7 +178,7 @@ class Flat(Whole):
 
 
 class Sharded(Whole):
-    """What ZeRO-3 and FSDP share: shards instead of weights, and what a layer's weights take where they are gathered."""
+    """What ZeRO-3 and FSDP share: shards instead of weights, and what a layer takes where it is gathered."""
 
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
@@ -262,8 +262,10 @@ class Stage3(Sharded):
 
 
 class Fsdp(Sharded):
-    """FSDP: the embedding, each layer and the output layer are parts, gathered one ahead into a flat tensor of which the
-    weights are copied. Parts are numbered: the embedding is -1. A tied embedding stays with the model."""
+    """FSDP: the embedding, each layer and the output layer are parts, gathered one ahead into a flat tensor.
+
+    The weights are copied out of that. Parts are numbered: the embedding is -1. A tied embedding stays with the model.
+    """
 
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
