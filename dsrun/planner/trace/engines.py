@@ -261,7 +261,7 @@ class Stage3(Sharded):
             yield from free(("gathered", layer))
 
 
-class Fsdp(Sharded):
+class FsdpParts(Sharded):
     """FSDP: the embedding, each layer and the output layer are parts, gathered one ahead into a flat tensor.
 
     The weights are copied out of that. Parts are numbered: the embedding is -1. A tied embedding stays with the model.
@@ -349,5 +349,5 @@ class Fsdp(Sharded):
 def engine_of(setup: Setup, recording: Recording) -> Whole:
     """The engine of a setup."""
     if setup.sharded:
-        return Fsdp(setup, recording) if setup.engine == "fsdp" else Stage3(setup, recording)
+        return FsdpParts(setup, recording) if setup.engine == "fsdp" else Stage3(setup, recording)
     return Flat(setup, recording) if setup.engine == "deepspeed" and setup.stage else Whole(setup, recording)
