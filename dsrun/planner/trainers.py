@@ -84,6 +84,10 @@ class TrainerDefaults:
         """Its default for a field; None where it has none."""
         return next((one.fields[field] for one in self.assumptions if field in one.fields), None)
 
+    def runs(self, division: Mapping[str, Any]) -> bool:
+        """Whether it has the engine of a preset's fields."""
+        return self.engine in ("", division.get("engine", "deepspeed"))
+
     def divided(self, setup: Setup, division: Mapping[str, Any]) -> dict[str, Any]:
         """A preset's fields of a Setup (setup.zero_fields, fsdp_fields) with what the trainer decides there."""
         values = dict(division)
