@@ -99,7 +99,7 @@ class TrainerDefaults:
 
 
 def in_fp32(setup: Setup) -> bool:
-    """Whether PEFT's stacks have this set-up's residual stream in fp32 (Setup.fp32_stream)."""
+    """Whether published runs of such a set-up have their residual stream in fp32 (Setup.fp32_stream)."""
     return setup.sharded and setup.method != "full" and setup.shape.block.fp32_sharded
 
 
