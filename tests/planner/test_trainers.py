@@ -101,7 +101,7 @@ def test_kbit_casts():
 
 
 def test_a_llamas_residual_stream_where_ranks_share_it():
-    """Under ZeRO-3 and FSDP with LoRA; not Mistral's, not below, not of a full fine-tune. No trainer of today has it."""
+    """Under ZeRO-3 and FSDP with LoRA; not Mistral's, not of a full fine-tune. No trainer of today has it."""
     stream = trainers.Assumption("stream", "x", "y", {"fp32_stream": True})
     of_then = dataclasses.replace(trainers.load("hf"), assumptions=(stream,))
     division = {"stage": 3}
