@@ -23,15 +23,16 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safete
 # Room -> the rooms of dsrun that it may import, besides itself and the modules beside them (errors, files, catalog).
 ALLOWED = {
     "options": set(),
-    "config": {"options"},
+    "config": {"options", "releases"},
     "data": {"host", "options", "job"},
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
     "releases": set(),
+    "bisect": {"releases"},
     "cluster": {"host"},
     "job": {"host", "options"},
-    "jobs.diagnosis": {"host", "job"},
+    "jobs.diagnosis": {"host", "job", "releases"},
     "jobs.launchers": {"host", "options", "job", "cluster", "config", "data", "models"},
     "jobs.allocation": {"options", "job", "jobs.launchers", "cluster"},
     "jobs.runs": {"host", "job", "jobs.diagnosis", "planner", "config"},
@@ -42,14 +43,16 @@ ALLOWED = {
     "reports": {
         "host", "config", "job", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
         "cluster"},
+    "trainers": {"options", "config"},
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
-    "releases",
+    "bisect",
     "training",
     "reports",
     "jobs.supervision",
     "jobs.diagnosis",
+    "trainers",
 }
 ALLOWED["cli"] = set(ALLOWED) - {"training"}
 MOST_FLAT = 14

@@ -177,6 +177,31 @@ class Validate(TypedDict):
     findings: list[FindingRow]
 
 
+class BisectCulprit(TypedDict):
+    """A package that it takes, and the two releases between which it changes."""
+
+    package: str
+    last_right: str
+    first_wrong: str
+    untold: list[str]
+    """Releases between these two of which it can't be told."""
+
+
+class Bisect(TypedDict):
+    """What makes the difference between two sets of versions."""
+
+    culprits: list[BisectCulprit]
+    """All of them are needed together."""
+    others: dict[str, str]
+    """Package -> version, of those that make no difference."""
+    tried: int
+    """Sets of versions that were asked."""
+    says: str
+    """The line of the first wrong one."""
+    entry: str
+    """An entry for presets/versions/."""
+
+
 class Diff(TypedDict):
     """The keys in which two configs differ."""
 
@@ -210,6 +235,31 @@ class Presets(TypedDict):
     """The presets."""
 
     presets: list[PresetRow]
+
+
+class ImportedArgument(TypedDict):
+    """An argument of another trainer's file, and what became of it."""
+
+    name: str
+    value: Any
+    line: Annotated[int | None, "null: of a command line, or nobody's"]
+    kind: Annotated[str, "same, anyway, left out, differs or unknown"]
+    text: Annotated[str, "the option, or why there is none"]
+
+
+ImportedOption = TypedDict("ImportedOption", {"value": Any, "from": str})
+"""An option of the run file, and the argument that it is of."""
+
+
+class Import(TypedDict):
+    """Another trainer's file as a run file."""
+
+    trainer: str
+    release: Annotated[str, "the release whose arguments are known"]
+    model: str | None
+    options: dict[str, ImportedOption]
+    arguments: list[ImportedArgument]
+    notes: list[str]
 
 
 class PresetExplain(TypedDict):
@@ -280,12 +330,15 @@ class PlanModel(TypedDict):
 class PlanOfGpu(TypedDict):
     """A GPU's memory."""
 
+    by: Annotated[str, "trace, or formula where there is none"]
     needed_bytes: float
     allocated_bytes: float
+    formula_allocated_bytes: float
     reserved_bytes: float
     nvidia_smi_bytes: float
     peak_at: Annotated[str, "the moment of the peak"]
     peaks: dict[str, float]
+    at_peak: Annotated[dict[str, float], "what is there at the peak"]
     terms: Annotated[Object, "docs/reference/planner-terms.md"]
 
 
@@ -428,6 +481,8 @@ class Finetune(TypedDict):
     perplexity: Ends | None
     scores: dict[str, dict[str, float]]
     template_args: Annotated[dict[str, Any], "variables with which the chat template asks as in training"]
+    answered: Annotated[dict[str, dict[str, int | None]], "at each time: rows answered, and of how many"]
+    worse: Annotated[bool, "whether the loss ended above where it began"]
     example_prompt: Annotated[Any, "the prompt whose answers were shown, or null"]
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
@@ -562,10 +617,12 @@ FORMS = {
     "compare": Form(("dsrun compare RUN RUN",), Compare),
     "diagnose": Form(("dsrun diagnose LOG",), Diagnosis),
     "validate": Form(("dsrun validate FILE",), Validate),
+    "bisect": Form(("dsrun bisect",), Bisect),
     "diff": Form(("dsrun diff A B",), Diff),
     "models": Form(("dsrun models",), Models),
     "presets": Form(("dsrun preset",), Presets),
     "preset-explain": Form(("dsrun preset NAME --explain",), PresetExplain),
+    "import": Form(("dsrun import FILE",), Import),
     "plan": Form(("dsrun plan MODEL",), Plan),
     "tune": Form(("dsrun tune MODEL",), Tune),
     "plan-layouts": Form(("dsrun plan MODEL --layouts",), PlanLayouts),

@@ -130,6 +130,9 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
             text = f"examples of {length} tokens, not {setup.seq_len}"
             possible.append(_setting("length", text, "longer examples are cut", seq_len=length))
     possible += [_preset(name, fields) for name, fields in presets.items()]
+    possible.append(
+        _setting("saving", "--no-async-save", "steps wait while a checkpoint is written", async_save=False)
+    )
     again = "backward computes forward again"
     possible.append(_setting("checkpointing", "--activation-checkpointing full", again, checkpointing=1))
     liger = "a fused linear cross-entropy (Liger)"

@@ -14,10 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dsrun.planner.activations import activations, logits
 from dsrun.planner.setup import OPTIMIZERS, Setup
 from dsrun.words import GIB
+
+if TYPE_CHECKING:
+    from dsrun.planner.trace.request import TraceResult
 
 CONTEXT_GIB = 0.9
 """The CUDA context and its kernels, which torch's own counters leave out (0.6-0.9 on A100, 1.3 on V100)."""
@@ -42,7 +46,7 @@ AT: dict[str, dict[str, float]] = {
     },
     "middle": {
         "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
-        "dequantized": 1,
+        "dequantized": 1, "fp8_casts": 1,
     },
     "end": {
         "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "buckets": 1, "gradients": 1, "reduce_copy": 1,
@@ -75,6 +79,8 @@ class GpuMemory:
     """Bytes that nvidia-smi shows, with CUDA's context and NCCL."""
     held: float
     """Bytes that are there all the time."""
+    traced: TraceResult | None = None
+    """What a trace says beside the formulas: then peaks, reserved and smi are the trace's."""
 
     @property
     def allocated(self) -> float:
@@ -200,6 +206,10 @@ def temporary(setup: Setup) -> dict[str, float]:
     """Terms that come and go within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
     terms = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    if setup.fp8 and setup.engine == "fsdp":
+        # An MLP's input and weight in 8 bits, each in the two orders that backward's products want.
+        tokens, shape = setup.tokens, setup.shape
+        terms["fp8_casts"] = 2.0 * (tokens * shape.intermediate + shape.hidden * shape.intermediate)
     if setup.quantized:
         # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
         bytes_a_weight = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)
@@ -271,13 +281,26 @@ def _stage3(setup: Setup) -> dict[str, float]:
 
 
 def _fsdp(setup: Setup) -> dict[str, float]:
-    """ZeRO-3's without its buckets: the layer at work and the next gathered, and the share of the gradients."""
+    """The parts that are gathered at one time, and the share of the gradients with the part that is reduced.
+
+    Parts are the embedding, a layer, the output layer; a tied embedding stays with the model. torch gathers a part into
+    one flat tensor and copies its weights out of it, while the next part is gathered. Reducing one takes its gradients,
+    in the type that is computed with, and their flat fp32 copy; by then its own weights are gone.
+    """
     width, whole = setup.computed_bytes, _gradient_bytes(setup)
+    layer, embedding, tied = setup.shape.layer_parameters, setup.shape.embedding, setup.shape.tied
+    large = max(layer, embedding)
+    layer_bytes, embedding_bytes = setup.held_bytes(layer), float(width * embedding)  # quantized as they are
+    gathered = 2 * max(layer_bytes, embedding_bytes) + layer_bytes
+    if tied:
+        gathered = 2 * embedding_bytes + (3 if layer > embedding else 2) * layer_bytes
     gradients = 0.0 if setup.offloads else whole / setup.shards
-    layer = setup.held_bytes(setup.shape.layer_parameters)
+    reduced = large if setup.method == "full" else embedding if setup.copies else 0
+    beside = 2 * layer if tied or layer > embedding else 0
+    at_end = gradients + (4 + width) * reduced + width * (beside + (embedding if tied else 0))
     passing = {
-        "gathered": 2.0 * max(layer, width * setup.shape.embedding),
-        "gradients": gradients + width * setup.shape.layer_parameters,
+        "gathered": gathered,
+        "gradients": max(gradients, at_end - AT["end"]["gathered"] * gathered),
         "step": 0.0 if setup.offloads else gradients + _foreach(setup),
     }
     carried = whole if setup.whole_gradients else gradients

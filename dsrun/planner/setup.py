@@ -44,6 +44,10 @@ class Setup:
     """Copies of the model, each sharded over gpus / replicas ranks (FSDP's hybrid sharding)."""
     secondary: int = 1
     """Ranks that share a second copy of the weights, at ZeRO-3 (zero_hpz_partition_size); 1: there is none."""
+    quantized_gather: bool = False
+    """At ZeRO-3 weights are 8 bits wide while they are gathered (zero_quantized_weights)."""
+    quantized_reduce: bool = False
+    """At ZeRO-3 gradients are 4 bits wide while they are reduced over several nodes (zero_quantized_gradients)."""
     whole_gradients: bool = False
     """FSDP reduces gradients once a step: until then each rank has them whole."""
     optimizer_device: str = "gpu"
@@ -93,6 +97,8 @@ class Setup:
     """Examples per rank and micro step."""
     grad_accum: int = 1
     """Micro steps per optimizer step."""
+    fp8: str = ""
+    """The scales of products in fp8 (a key of speed.FP8), with layers compiled; FSDP alone has them. Empty: none."""
     checkpointing: int = 0
     """Activation checkpointing: backward computes one block in as many again from its input; 1: each, 0: none."""
     activations_device: str = "gpu"
@@ -100,6 +106,8 @@ class Setup:
     flash: bool = True
     """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
     than the first of them in transformers."""
+    async_save: bool = False
+    """A checkpoint lies in host memory while it is written."""
     scores_bytes: float | None = None
     """Bytes a score of attention in a block that is computed again; None: transformers 5's (activations.SCORES_ONCE).
     Published runs of transformers 4 grow by 16 (ms-swift's, from 4,096 to 8,192 tokens)."""
@@ -185,7 +193,8 @@ class Setup:
     @property
     def trained(self) -> int:
         """Weights that get gradients, and that are exported: of LoRA only what it adds."""
-        return self.shape.parameters if self.method == "full" else self.adapters + self.copies
+        whole = self.shape.parameters - self.shape.frozen
+        return whole if self.method == "full" else self.adapters + self.copies
 
     @property
     def weight_bytes(self) -> int:
@@ -287,6 +296,8 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer_device": _device(offload),
         "parameter_device": _device(zero.get("offload_param") or {}) if stage == 3 else "gpu",
         "secondary": int(zero.get("zero_hpz_partition_size", 1)) if stage == 3 else 1,
+        "quantized_gather": stage == 3 and bool(zero.get("zero_quantized_weights", False)),
+        "quantized_reduce": stage == 3 and bool(zero.get("zero_quantized_gradients", False)),
         "reduce_bucket": int(zero.get("reduce_bucket_size", 500_000_000)),
         # True by default at stage 3, false below it (runtime/zero/config.py).
         "overlap_comm": bool(zero.get("overlap_comm", stage == 3)),

@@ -214,7 +214,10 @@ KEYS = {
         "preset", "verdict", "chance", "used", "reason", "largest_micro_batch", "gpu", "host", "nvme_bytes",
         "checkpoint_bytes", "speed", "setup",
     },
-    "gpu": {"needed_bytes", "allocated_bytes", "reserved_bytes", "nvidia_smi_bytes", "peak_at", "peaks", "terms"},
+    "gpu": {
+        "by", "needed_bytes", "allocated_bytes", "formula_allocated_bytes", "reserved_bytes", "nvidia_smi_bytes",
+        "peak_at", "peaks", "at_peak", "terms",
+    },
     "host": {"peak_bytes", "peaks", "terms"},
     "speed": {"seconds_per_step", "tokens_per_second", "terms"},
     "advice": {"steps", "preset", "verdict", "nodes"},

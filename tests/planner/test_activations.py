@@ -285,3 +285,70 @@ def test_logits_in_tiles():
     assert logits(replace(tiled, seq_len=1024)) < logits(tiled)
     assert 19 * logits(tiled) < logits(replace(tiled, tile=0))
     assert computed_a_token(tiled) > computed_a_token(replace(tiled, tile=0))
+
+
+# Layers with a state
+
+
+DELTA = {
+    **WIDE, "num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The two kernels' interface, with what backward needs of theirs: flash-linear-attention's ChunkGatedDeltaRule
+    saves q, k and v, g, beta and A (fla/ops/gated_delta_rule/chunk.py), causal-conv1d its input."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+
+    class Conv(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1.0
+
+    class Delta(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, g, beta):
+            system = torch.zeros(*g.shape, 64, dtype=q.dtype)
+            ctx.save_for_backward(q * 1.0, k * 1.0, v.contiguous() * 1.0, g.float().cumsum(1), beta, system)
+            return v * 1.0
+
+    def rule(q, k, v, g, beta, **_):
+        return Delta.apply(q, k, v, g, beta), None
+
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", lambda x, *_, **__: Conv.apply(x))
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule)
+
+
+@since(transformers="5.23")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_linear_layers_keep_what_their_kernels_need(kernels, dtype):
+    """The blocks beside the last: with full attention first, the third is linear as the second is."""
+    from saved import bytes_of, model_of
+
+    sizes, said = [], []
+    for count in (2, 3):
+        types = ["full_attention", *["linear_attention"] * (count - 1)]
+        values = {"model_type": "qwen3_5_text", **DELTA, "num_hidden_layers": count, "layer_types": types}
+        sizes.append(bytes_of(model_of(values, dtype=dtype), TOKENS) / TOKENS)
+        precision = "pure" if dtype == "bfloat16" else "fp32"
+        asked = Setup(from_config(values, ""), engine="torch", stage=0, precision=precision, seq_len=TOKENS)
+        said.append(activations(asked)["activations"] / TOKENS)
+    assert_near(said[1] - said[0], sizes[1] - sizes[0])
+
+
+@since(transformers="5.23")
+def test_gated_attention_keeps_its_gate():
+    from saved import bytes_of, model_of
+
+    sizes, said = [], []
+    for count in (2, 3):
+        values = {"model_type": "qwen3_5_text", **DELTA, "num_hidden_layers": count}
+        values["layer_types"] = ["full_attention"] * count
+        sizes.append(bytes_of(model_of(values), TOKENS) / TOKENS)
+        asked = Setup(from_config(values, ""), engine="torch", stage=0, precision="pure", seq_len=TOKENS)
+        said.append(activations(asked)["activations"] / TOKENS)
+    assert_near(said[1] - said[0], sizes[1] - sizes[0])

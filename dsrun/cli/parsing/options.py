@@ -13,7 +13,6 @@ from dsrun.cli.parsing.completion import BY_OPTION
 from dsrun.errors import DsrunError
 from dsrun.options.declare import COUNT, Entry, entries
 from dsrun.options.layers import Resolved, twice
-from dsrun.options.other_names import ours
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -108,11 +107,13 @@ class TableCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from dsrun.trainers.other_names import ours, why_none
+
             flags = {param.name: param.opts[-1] for param in self.params if isinstance(param, TableOption)}
             if known := ours(error.option_name, flags.keys()):
                 message = f"No such option {error.option_name!r}. Did you mean {flags[known]!r}?"
                 raise click.UsageError(message, ctx) from error
-            if hint := self.instead(error.option_name):
+            if hint := self.instead(error.option_name) or why_none(error.option_name):
                 raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from error
             raise
 

@@ -33,6 +33,14 @@ class RankedLayouts:
     layouts: Sequence[MarkedLayout]
     notes: list[str]
 
+    def report(self) -> bool:
+        """Print the layouts. Returns whether one fits."""
+        if self.case.options.as_json:
+            print_json("plan-layouts", value_of(self))
+        else:
+            show(self)
+        return bool(self.layouts) and self.layouts[0].plan.verdict != OUT
+
 
 def decide(case: PlanCase) -> RankedLayouts:
     """The best layouts of the case. Raises click.UsageError for CPUs."""
@@ -81,20 +89,23 @@ def _simple(layout: MarkedLayout) -> tuple[int, float]:
     return sum(size > 1 for size in (sizes.tp, sizes.sp, sizes.pp)), -min(SURE, chance(layout.plan.used))
 
 
-def report(ranked: RankedLayouts) -> bool:
-    """Print the layouts. Returns whether one fits."""
-    case, layouts, target = ranked.case, ranked.layouts, ranked.case.target
-    if case.options.as_json:
-        values = [layout_value(layout) for layout in layouts]
-        model = case.subject.name
-        value = {"model": model, "place": target.text, "layouts": values, "notes": ranked.notes}
-        print_json("plan-layouts", value)
-    else:
-        text.heading(case.subject, target)
-        text.say(text.batch_text(ranked.base))
-        layout_table(layouts, target.room, wide=case.options.wide)
-        text.print_notes([*ranked.notes, *target.notes])
-    return bool(layouts) and layouts[0].plan.verdict != OUT
+def value_of(ranked: RankedLayouts) -> dict[str, Any]:
+    """The layouts for machines."""
+    return {
+        "model": ranked.case.subject.name,
+        "place": ranked.case.target.text,
+        "layouts": [layout_value(layout) for layout in ranked.layouts],
+        "notes": ranked.notes,
+    }
+
+
+def show(ranked: RankedLayouts) -> None:
+    """Print the layouts for people."""
+    case, target = ranked.case, ranked.case.target
+    text.heading(case.subject, target)
+    text.say(text.batch_text(ranked.base))
+    layout_table(ranked.layouts, target.room, wide=case.options.wide)
+    text.print_notes([*ranked.notes, *target.notes])
 
 
 def layout_table(layouts: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:

@@ -89,12 +89,14 @@ def _with_lengths(subject: PlanSubject, target: PlanTarget, requested: Resolved[
             f"{options.train_file}: {lengths.rows} examples of {lengths.mean:.0f} tokens in the mean, "
             f"{lengths.median} in the median, 95 % up to {lengths.p95}, the longest {lengths.longest}."
         )
-    elif options.params and not set(LENGTHS) & set(requested.user):
+    elif options.params and not {*LENGTHS, "max_length"} & set(requested.user):
         requested = requested.filled(Source.DERIVED, {"seq_len": USUAL_LENGTH}, "assumed")
         note = f"Rows of {USUAL_LENGTH} tokens are assumed; say --seq-len."
         return PlanCase(subject, target, requested, None, [note])
-    prompt, response = options.max_source_length, options.max_target_length
-    notes.append(f"Rows of {prompt} + {response} tokens, the longest that finetune's settings let through.")
+    parts = f"{options.max_source_length} + {options.max_target_length}"
+    notes.append(
+        f"Rows of {options.max_length or parts} tokens, the longest that finetune's settings let through."
+    )
     return PlanCase(subject, target, requested, lengths, notes)
 
 

@@ -188,13 +188,7 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     """Every term of a plan, with what it is, its formula and its source."""
     say(f"\n{plan.preset}: every term\n")
     if room.accelerator == "cuda":
-        _terms(
-            f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({terms.MOMENTS[plan.gpu.moment]}), of what is marked *",
-            plan.gpu.terms,
-            terms.GPU,
-            GIB,
-            plan.at_peak,
-        )
+        _gpu_terms(plan)
         peaks = ", ".join(
             f"{terms.MOMENTS[name]} {gib(size)}" for name, size in plan.gpu.peaks.items() if size
         )
@@ -210,6 +204,29 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     say(f"  peaks, GiB: {peaks}\n")
     _terms(
         f"seconds, of {seconds_text(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1
+    )
+
+
+def _gpu_terms(plan: Plan) -> None:
+    """What is on the GPU at the peak: by the trace, and every term of the formulas."""
+    moment = terms.MOMENTS[plan.gpu.moment]
+    if (traced := plan.gpu.traced) is None:
+        title = f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({moment}), of what is marked *"
+        _terms(title, plan.gpu.terms, terms.GPU, GIB, plan.at_peak)
+        return
+    parts = ", ".join(
+        f"{owner} {gib(size)}" for owner, size in sorted(plan.at_peak.items(), key=lambda part: -part[1])
+    )
+    say(f"GPU by the trace: {gib(plan.gpu.allocated)} GiB at the peak ({moment}): {parts}")
+    say(
+        f"  reserved {gib(plan.gpu.reserved)} GiB with room to spare; {gib(traced.capacity)} GiB are enough, holes "
+        "included"
+    )
+    _terms(
+        f"GPU by formula: {gib(traced.formula)} GiB at the peak, of these terms",
+        plan.gpu.terms,
+        terms.GPU,
+        GIB,
     )
 
 
@@ -305,12 +322,15 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
         "reason": plan.reason,
         "largest_micro_batch": largest_micro_batch(plan, room),
         "gpu": {
+            "by": "formula" if plan.gpu.traced is None else "trace",
+            "formula_allocated_bytes": plan.gpu.traced.formula if plan.gpu.traced else plan.gpu.allocated,
             "needed_bytes": demand(plan.setup, plan.gpu, expandable=room.expandable),
             "allocated_bytes": plan.gpu.allocated,
             "reserved_bytes": plan.gpu.reserved,
             "nvidia_smi_bytes": plan.gpu.smi,
             "peak_at": plan.gpu.moment,
             "peaks": plan.gpu.peaks,
+            "at_peak": plan.at_peak,
             "terms": plan.gpu.terms,
         },
         "host": {"peak_bytes": plan.host.peak, "peaks": plan.host.peaks, "terms": plan.host.terms},

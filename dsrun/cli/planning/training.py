@@ -64,6 +64,22 @@ class TrainingPlans:
     def best(self) -> Plan | None:
         return self.ranked.plans[0] if self.ranked.plans else None
 
+    def report(self) -> bool:
+        """Print the plans, and draw them with --plot. Returns whether one fits. Raises DsrunError for a picture."""
+        options = self.case.options
+        if options.plot:
+            from dsrun.cli.planning import lengths, plot
+
+            if options.lengths:
+                lengths.draw(self.curves, self.case.target.room, Path(options.plot))
+            else:
+                plot.draw(self.ranked.plans, self.case.target.room, Path(options.plot))
+        if options.as_json:
+            print_json("plan", value_of(self))
+        else:
+            show(self)
+        return self.best is not None and self.best.verdict != OUT
+
 
 def decide(case: PlanCase) -> TrainingPlans:
     """The plans of every preset, ranked, and remarks on them. Raises DsrunError for a named preset that can't be
@@ -73,11 +89,11 @@ def decide(case: PlanCase) -> TrainingPlans:
 
     requested, target = case.requested, case.target
     base, plans, split_notes = _search(case, target, requested)
-    ranked = plans(base)
+    ranked, trace_notes = _traced(case, plans(base))
     usual = _on_usual_machines(case, ranked)
     if case.options.presets and ranked.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in ranked.skipped.items()])
-    notes = [*case.notes, *split_notes, *remarks.notes(case.subject, target, ranked)]
+    notes = [*case.notes, *split_notes, *trace_notes, *remarks.notes(case.subject, target, ranked)]
     fixed = requested.said("micro_batch") or requested.said("grad_accum")
     checkpointing = requested.said("activation_checkpointing")
     if trainer_of(case).own:
@@ -140,6 +156,17 @@ def _on_cards(case: PlanCase) -> list[CardPlan]:
     if case.options.gpu:
         names = {case.options.gpu: case.options.price, **names}
     return cards.compared(names, best, case.lengths)
+
+
+def _traced(case: PlanCase, ranked: RankedPlans) -> tuple[RankedPlans, list[str]]:
+    """The plans with the best of them judged by a trace, where one is wanted and can be had, and notes on it."""
+    if not case.options.trace:
+        return ranked, []
+    from dsrun.jobs.assembly.planning import traced
+
+    return traced.retraced(
+        ranked, case.target.room, traced.tracer_for(case.subject, case.options, case.lengths)
+    )
 
 
 def _by_trainer(case: PlanCase, ranked: RankedPlans) -> list[str]:
@@ -219,23 +246,6 @@ def _on_usual_machines(case: PlanCase, ranked: RankedPlans) -> list[UsualMachine
             base, plans, _ = _search(case, target, requested, known)
             machines += [UsualMachine(f"{gpus} x {gpu}", target, plan) for plan in plans(base).plans[:1]]
     return machines
-
-
-def report(plans: TrainingPlans) -> bool:
-    """Print the plans, and draw them with --plot. Returns whether one fits. Raises DsrunError for a picture."""
-    case, options = plans.case, plans.case.options
-    if options.plot:
-        from dsrun.cli.planning import lengths, plot
-
-        if options.lengths:
-            lengths.draw(plans.curves, case.target.room, Path(options.plot))
-        else:
-            plot.draw(plans.ranked.plans, case.target.room, Path(options.plot))
-    if options.as_json:
-        print_json("plan", value_of(plans))
-    else:
-        show(plans)
-    return plans.best is not None and plans.best.verdict != OUT
 
 
 def value_of(plans: TrainingPlans) -> dict[str, Any]:

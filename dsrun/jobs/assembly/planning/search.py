@@ -117,7 +117,7 @@ def batches(
     notes: list[str] = []
     options = resolved.options
     if tokens := options.tokens_per_batch:
-        longest = options.max_source_length + options.max_target_length
+        longest = options.longest_example
         resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
         sizes = range(resolved.options.micro_batch, 0, -1)
         return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes

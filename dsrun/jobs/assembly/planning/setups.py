@@ -15,7 +15,7 @@ from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.models.liger import CHUNK_TOKENS
 from dsrun.options.commands import PlanOptions
 from dsrun.options.optimizers import ADAMW, MUON
-from dsrun.options.table import PeftOptions
+from dsrun.options.table import NO_FP8, PeftOptions
 from dsrun.planner import lora
 from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
@@ -60,8 +60,10 @@ def base_setup(
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
+        fp8=options.fp8 if options.compile and options.fp8 != NO_FP8 else "",
         checkpointing=options.recomputed,
         activations_device="cpu" if options.offloads_activations else "gpu",
+        async_save=options.async_save,
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
@@ -118,7 +120,7 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
 
 def seq_len_of(options: PlanOptions) -> int:
     """Tokens of the longest example."""
-    return options.seq_len or options.max_source_length + options.max_target_length
+    return options.seq_len or options.longest_example
 
 
 def preset_fields(
@@ -196,7 +198,7 @@ def default_precision(where: PlanTarget) -> str:
 
 def all_presets(nodes: int = 1) -> list[str]:
     """The name of every preset that is chosen from where none is named: DeepSpeed's, without options of their own,
-    which are tried with all.
+    which are tried with all; none that rounds what ranks send one another.
 
     Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured. On one host those
     are left out that differ from another one on several.
@@ -205,7 +207,7 @@ def all_presets(nodes: int = 1) -> list[str]:
     return [
         name
         for name, preset in presets.items()
-        if not preset.fsdp and not preset.defaults and (nodes > 1 or not preset.for_hosts)
+        if not (preset.fsdp or preset.defaults or preset.rounds) and (nodes > 1 or not preset.for_hosts)
     ]
 
 
