@@ -90,6 +90,7 @@ def decide(case: PlanCase) -> TrainingPlans:
     requested, target = case.requested, case.target
     base, plans, split_notes = _search(case, target, requested)
     ranked, trace_notes = _traced(case, plans(base))
+    ranked = search.runnable_first(ranked)  # a trace ranks by its own seconds and memory
     usual = _on_usual_machines(case, ranked)
     if case.options.presets and ranked.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in ranked.skipped.items()])
