@@ -45,7 +45,7 @@ class Block:
     attention_dropout: bool = False
     """Whether scores are dropped out: where a matrix of them is made, the mask and a dropped copy are kept, too."""
     fp32_sharded: bool = False
-    """With LoRA in bf16 mixed precision under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
+    """In published runs with LoRA under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
     scores: tuple[float, float] | None = None
     """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
