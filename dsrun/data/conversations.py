@@ -180,7 +180,7 @@ def _instructed(row: Mapping[str, Any], columns: Columns) -> Conversation:
 
 def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     asked, answered = row.get(columns.prompt), row.get(columns.response)
-    if _are_messages(asked) and _are_messages(answered):
+    if isinstance(asked, list) and isinstance(answered, list) and _are_messages([*asked, *answered]):
         return _conversation([*asked, *answered], _text(row.get("system")), _tools(row.get("tools")))
     for value in (asked, answered):
         if isinstance(value, (list, dict)):
@@ -193,9 +193,9 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
 
 
-def _are_messages(value: Any) -> bool:
-    """Whether a prompt or a response is a list of messages, as TRL's conversational data sets have them."""
-    return isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
+def _are_messages(items: Sequence[Any]) -> bool:
+    """Whether these are messages, as TRL's conversational data sets have them in prompts and responses."""
+    return bool(items) and all(isinstance(message, dict) for message in items)
 
 
 def _alpaca(row: Mapping[str, Any], columns: Columns, answer: str = "output") -> Conversation:

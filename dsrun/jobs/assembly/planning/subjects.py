@@ -94,7 +94,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
     columns = columns_of(options)
     if roles := roles_in(path, columns, options.data_format):
-        options = replace(options, prompt_column=roles.prompt, response_column=roles.response)
+        options = replace(options, prompt_column=str(roles.prompt), response_column=str(roles.response))
         columns = columns_of(options)
     raise_all(check_data_file(path, columns, options.data_format))
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
