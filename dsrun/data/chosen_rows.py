@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from dsrun.data.cache import cache_root
-from dsrun.data.inputs import TRAIN, digest_of
 from dsrun.data.conversations import BadRowError, Row, TextDocument
+from dsrun.data.inputs import TRAIN, digest_of
 from dsrun.data.rows import PLAIN, kind_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import explained

@@ -123,7 +123,7 @@ def kind_of(path: Path) -> str:
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
-        hint = "Save it as CSV (UTF-8) in the spreadsheet." if sheet else f"Known: {', '.join(FORMATS)}"
+        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}Known: {', '.join(FORMATS)}"
         raise DsrunError(f"unknown kind of data file {path.suffix!r}", where=str(path), hint=hint)
     return kind
 
