@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--world-size", type=click.IntRange(min=1), help="All GPUs of the job, to work out the batch sizes."
 )
-@click.option("--deepspeed-version", metavar="X.Y", help="Whose defaults count; the newest if left out.")
+@click.option("--deepspeed-version", metavar="X.Y[.Z]", help="Whose defaults count; the newest if left out.")
 @click.option("--json", "as_json", is_flag=True, help="The differences as JSON.")
 @click.option("--exit-code", is_flag=True, help="Exit 1 if there is a difference.")
 def command(

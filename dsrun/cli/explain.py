@@ -198,12 +198,16 @@ def _key(path: str) -> Iterator[str]:
     from dsrun.config import tree
     from dsrun.config.schemas import schema
     from dsrun.config.schemas.guess import guess
+    from dsrun.releases.config_changes import key_record
+    from dsrun.releases.packed import package
 
     known = schema.load()
     node = known.node(path)
+    record = key_record(package("deepspeed"), known.canonical(path))
     if not node:
         if advice := known.removed(path):
-            raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
+            last = f": {record.until} is the last release with it" if record and record.until else ""
+            raise DsrunError(f"{path} was removed from DeepSpeed{last}", hint=advice)
         near = guess(known, path)
         raise DsrunError(
             f"{path} is neither a rule, nor a key of DeepSpeed, nor a signature",
@@ -214,19 +218,13 @@ def _key(path: str) -> Iterator[str]:
     yield f"  {does}"
     if default is not tree.MISSING:
         yield f"  Left out, it is {json.dumps(default)}."
+    if record and record.former:
+        yield f"  Left out, it was {'; '.join(f'{value} in {when}' for value, when in record.former)}."
     if known.is_auto(path):
         yield '  HF Trainer fills in "auto".'
     if name := node.get("x-alias-of"):
         yield f"  Another name of {name}."
-    if since := _since(path):
-        yield f"  DeepSpeed has it since {since}."
-
-
-def _since(path: str) -> str | None:
-    """The first version that has a key; None where even the oldest known one has it."""
-    from dsrun.config.schemas import schema
-
-    for version in schema.versions():
-        if schema.load(version).node(path) is not None:
-            return None if version == schema.oldest() else ".".join(map(str, version))
-    return None
+    if record and record.alternating:
+        yield f"  These releases of DeepSpeed have it: {record.alternating}."
+    elif record and record.since:
+        yield f"  DeepSpeed has it since {record.since}."

@@ -10,7 +10,7 @@ from dsrun.cli.output.results import file_of, write_out
 
 
 @click.command("schema")
-@click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the newest if left out.")
+@click.option("--deepspeed-version", metavar="X.Y[.Z]", help="0.9 to 0.19.8; the newest if left out.")
 @click.option("-o", "--output", metavar="FILE", help="Write it to a file; - is stdout.")
 @click.option("--force", is_flag=True, help="Let -o replace a file.")
 def command(deepspeed_version: str | None, output: str | None, force: bool) -> None:

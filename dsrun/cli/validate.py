@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dsrun.config.rules import Setting
-    from dsrun.config.rules.frame import ModelInfo
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
     from dsrun.errors import Problem
@@ -49,7 +47,7 @@ BESIDE_OPTION = "--with"
 @click.option(
     "--model", metavar="MODEL", shell_complete=models, help="A model's name, or its folder or config.json."
 )
-@click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the installed one if left out.")
+@click.option("--deepspeed-version", metavar="X.Y[.Z]", help="0.9 to 0.19.8; the installed one if left out.")
 @click.option(
     "--with",
     "beside",
@@ -58,7 +56,7 @@ BESIDE_OPTION = "--with"
     help="Judge these versions, too: deepspeed==0.19.4,transformers==5.1.",
 )
 @click.option(
-    "--upgrade-to", metavar="X.Y", help="Judge for that version, and offer what it takes to get there."
+    "--upgrade-to", metavar="X.Y[.Z]", help="Judge for that version, and offer what it takes to get there."
 )
 @click.option(
     "--trainer-args", metavar="FILE", help="TrainingArguments as JSON or YAML, for what must agree."
@@ -100,15 +98,17 @@ BESIDE_OPTION = "--with"
 def command(files: tuple[str, ...], **given: Any) -> int:
     """Show everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe; of another
-    trainer's YAML, a shell script or a Python file, the configs that it names or holds. Exit 1 if there is an error.
-    A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. Of
+    another trainer's YAML or a shell script the config that it names is checked; in scripts the configs that they hold
+    (dicts of Python, here-documents of a shell), and of Python names that the installed or named versions of its
+    packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule.
 
     \b
     dsrun validate ds.json                         everything at once
     dsrun validate ds.json --world-size 8          with batch sizes for 8 GPUs
     dsrun validate ds.json --arg bf16=true         beside TrainingArguments
     dsrun validate ds.json --with deepspeed==0.18.1,numpy==2.1
+    dsrun validate train.py --with transformers==5.1
     dsrun validate configs/ --format github --strict      in CI
     dsrun validate ds.json --level note            what is worth knowing too
     dsrun validate ds.json --fix                   fix what is safe to fix
@@ -130,19 +130,19 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     for file in _with_inner(texts, problems):
         judged = _judged(file, setting, selection, given["target"])
         inner = file.path is None and file.name != sources.PIPE
-        if (given["fix"] or given["show"]) and not file.is_yaml and not inner:
+        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script or inner):
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
-    _show(results, selection, given)
+    _show(results, setting, selection, given)
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
 
 
 def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterator[ConfigText]:
-    """The texts; in place of a file that is no config those that it names or holds. What such a file is goes to stderr,
-    and is a problem where there is nothing in it to check."""
+    """The texts, and those that they name. In place of a file that is no config stands the one that it names; what such
+    a file is goes to stderr, and is a problem where there is nothing to check."""
     from dsrun.config.validation.sources import is_plainly_a_config
     from dsrun.errors import Problem
 
@@ -152,19 +152,21 @@ def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterato
             from dsrun.trainers.configs_within import within
 
             foreign = within(file)
-        if foreign is None:
+        if foreign is None or foreign.holds_some:
             yield file
-        elif foreign.configs:
+        if foreign is not None and foreign.configs:
             names = ", ".join(text.name for text in foreign.configs)
             echo_folded(f"dsrun: {file.name} {foreign.what}; checked: {names}", 2, err=True)
             yield from foreign.configs
-        else:
+        elif foreign is not None and not foreign.holds_some:
             problems.append(
                 Problem(f"{foreign.what}, and holds no DeepSpeed config", file.name, foreign.next_step)
             )
 
 
-def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: dict[str, Any]) -> None:
+def _show(
+    results: Sequence[ValidationResult], setting: Setting, selection: RuleSelection, given: dict[str, Any]
+) -> None:
     """The findings go to stdout, unless a patch or the fixed text of a pipe is there."""
     from dsrun.config.validation import report
 
@@ -174,7 +176,7 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
     text = report.FORMATS[given["form"]](results)
     click.echo(_for_terminal(text) if is_text else text, nl=False, err=to_stderr)
     if is_text and results:
-        summary = _summary(results, selection, fixing=given["fix"] or given["show"])
+        summary = _summary(results, setting, selection, fixing=given["fix"] or given["show"])
         echo_folded(summary, 2, err=True)
 
 
@@ -206,85 +208,34 @@ def _setting(given: dict[str, Any]) -> Setting:
 
     from dsrun import versions
     from dsrun.config import trainer_args
-    from dsrun.config.rules import Setting
-    from dsrun.config.schemas import schema
-    from dsrun.planner import gpus
+    from dsrun.jobs.assembly.judging import setting_of
 
-    upgrade, requested = given["upgrade_to"], given["deepspeed_version"]
-    beside = versions.given(given["beside"], BESIDE_OPTION)
-    if (named := beside.get("deepspeed")) and requested and requested != named:
-        hint = "Leave one of them out."
-        raise DsrunError(
-            f"is {requested}, and {BESIDE_OPTION} says {named}", where="--deepspeed-version", hint=hint
-        )
-    requested = requested or named
-    release = upgrade or requested or _installed()
-    if upgrade and requested and schema.version_of(upgrade) < schema.version_of(requested):
-        raise DsrunError(
-            f"{upgrade} is older than {requested}", where="--upgrade-to", hint="Name the newer one there."
-        )
-    version = schema.version_of(release) if release else None
-    if release and version and version < schema.minor_of(release.strip().removeprefix("v")):
-        newest = ".".join(map(str, version))
-        click.echo(f"dsrun: DeepSpeed {release} is judged as {newest}, the newest that dsrun knows", err=True)
-    name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
-    gpu = gpus.load(name) if name not in (None, "cpu") else None
-    return Setting(
+    setting, note = setting_of(
+        os.environ,
         world_size=given["world_size"],
         nodes=given["nodes"],
-        version=version,
-        release=schema.release_of(release) if release else None,
-        versions={**beside, "deepspeed": release} if beside and release else None,
-        upgrade_from=(schema.version_of(requested) if requested else schema.oldest()) if upgrade else None,
-        device="cuda" if gpu else name,
-        bf16=gpu.bf16 if gpu else None,
-        fp16=gpu.takes_fp16(os.environ) if gpu else None,
-        gpu_memory_gib=gpu.memory_gib if gpu else None,
+        gpu=given["gpu"],
+        model=given["model"],
+        deepspeed_version=given["deepspeed_version"],
+        upgrade_to=given["upgrade_to"],
+        beside=versions.given(given["beside"], BESIDE_OPTION),
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
-        model=_model(given["model"]) if given["model"] else None,
     )
-
-
-def _installed() -> str | None:
-    """The installed DeepSpeed's version; None where there is none, or one without a schema."""
-    from dsrun import versions
-    from dsrun.config.schemas import schema
-
-    version = versions.installed().get("deepspeed")
-    with suppress(DsrunError):
-        if version and schema.version_of(version):
-            return version
-    return None
-
-
-def _model(name: str) -> ModelInfo:
-    """The sizes in a model file, or in a checkpoint's config.json."""
-    from dsrun.config.rules.frame import ModelInfo
-    from dsrun.models import resolve
-    from dsrun.planner.model_config import ModelConfig, UnknownShapeError
-    from dsrun.planner.shape import from_config
-
-    config, _, _ = resolve.config_of(name)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = {**config, **inner}
-    whole = {key: value for key, value in config.items() if not isinstance(value, (list, dict))}
-    reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
-    hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
-    inner = reader.size("intermediate_size") or 0
-    reader.check()
-    largest = hidden * max(rows, inner) if hidden and rows else None
-    parameters = None
-    with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
-        parameters = from_config(config, name).parameters
-    return ModelInfo(hidden or 0, heads, largest, parameters)
+    if note:
+        click.echo(f"dsrun: {note}", err=True)
+    return setting
 
 
 def _judged(
     file: ConfigText, setting: Setting, selection: RuleSelection, target: str | None
 ) -> list[ValidationResult]:
-    """The results on a file: a YAML may name a second one."""
+    """The results on a file: a YAML may name a second one, a script may hold several."""
     from dsrun.config.validation.validate import validate
 
+    if file.is_script:
+        from dsrun.config.validation import scripts
+
+        return scripts.validate(file, setting, selection, target=target)
     if file.is_yaml:
         from dsrun.config.accelerate import findings as accelerate_yaml
 
@@ -334,13 +285,16 @@ def _fixed(
     return after
 
 
-def _summary(results: Sequence[ValidationResult], selection: RuleSelection, *, fixing: bool) -> str:
+def _summary(
+    results: Sequence[ValidationResult], setting: Setting, selection: RuleSelection, *, fixing: bool
+) -> str:
+    from dsrun.config.schemas import schema
     from dsrun.config.validation import report
     from dsrun.config.validation.validate import count_fixes
 
     parts = f"dsrun: {report.summary(results)}"
-    if len(results) == 1:
-        parts += f"; checked for {results[0].target}"
+    if len({result.name for result in results}) == 1:
+        parts += f"; checked for {results[0].target}, DeepSpeed {schema.load(setting.version).release}"
     safe, unsafe = (0, 0) if fixing else count_fixes(results, selection)
     if safe:
         parts += f"; {safe} fixable with --fix"

@@ -13,6 +13,7 @@ from dsrun.catalog import closest
 from dsrun.data.column_roles import PROMPTS, RESPONSES, Roles, are_preferences, nearest, roles_of
 from dsrun.data.conversations import (
     AUTO,
+    ONLY_TEXT,
     PROMPT_RESPONSE,
     TEXT,
     BadRowError,
@@ -107,7 +108,18 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
             )
             for column in absent
         ]
+    if media := next(filter(None, (_media(row, kind, columns) for row in good)), ""):
+        return [Problem(media, where, "Train on rows of text alone: leave out those that need more.")]
     return [] if (why := _all_bad(good, kind, columns)) is None else [Problem(why, where)]
+
+
+def _media(row: dict[str, Any], kind: str, columns: Columns) -> str:
+    """Why a row that holds more than text can't be trained on; empty where it is text alone."""
+    try:
+        content_of(row, kind, columns)
+    except BadRowError as error:
+        return str(error) if str(error).endswith(ONLY_TEXT) else ""
+    return ""
 
 
 def _unknown_roles(names: list[str], where: str) -> Problem:

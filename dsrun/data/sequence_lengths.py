@@ -45,6 +45,8 @@ class SequenceLengths:
     longest: int
     cut: float
     """Share of rows that are longer than the limits."""
+    percentiles: tuple[int, ...] = ()
+    """Tokens of the shortest row, of that which 1 % are no longer than, and so on to the longest: 101 numbers."""
 
 
 def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
@@ -77,8 +79,9 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     lengths.sort()
     count = len(lengths)
     return SequenceLengths(
-        count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count
-    )
+        count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count,
+        tuple(lengths[(count - 1) * percent // 100] for percent in range(101)),
+    )  # fmt: skip
 
 
 class ExampleLength(NamedTuple):

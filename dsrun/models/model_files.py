@@ -1,7 +1,7 @@
 """The catalogue: presets/models/*.toml, each one model, or a family with a table [sizes.NAME] for each of its models.
 
 A family's model is called FILE-NAME. Its table comes before the keys that the file has for all; [architecture] and
-[defaults] are put together key by key.
+[defaults] are put together key by key, and so are the tables in them.
 """
 
 from __future__ import annotations
@@ -158,8 +158,22 @@ def _of_size(family: Mapping[str, Any], size: str, path: Path) -> dict[str, Any]
         table.setdefault("summary", f"{family['summary']} {size.upper()}")
     for key in MERGED:
         if isinstance(shared.get(key), dict) and isinstance(own.get(key, {}), dict):
-            table[key] = {**shared[key], **own.get(key, {})}
+            table[key] = _merged(shared[key], own.get(key, {}))
     return {**shared, **table}
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with another's values before its own; tables in both are merged likewise: a config's parts."""
+    both = {
+        key: _merged(shared[key], own[key])
+        for key in shared.keys() & own.keys()
+        if _tables(shared[key], own[key])
+    }
+    return {**shared, **own, **both}
+
+
+def _tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _check(table: Mapping[str, Any], path: Path) -> None:

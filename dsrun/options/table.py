@@ -17,6 +17,8 @@ METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
 """Values of --activation-checkpointing: the layers whose activations backward computes again."""
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
+NO_FP8, *_ = FP8_WAYS = ("none", "rowwise", "tensorwise")
+"""Values of --fp8: torchao's recipes, by what shares a scale."""
 CONFIG = "config"
 """The value that leaves a setting to its section of the DeepSpeed config."""
 MICRO_BATCH_MEAN = "micro-batch-mean"
@@ -25,7 +27,9 @@ LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 NO_EXPORT = "none"
 """The value that leaves the model unwritten: a run that measures, or one whose model `dsrun export` writes later."""
-WRITTEN_FORMATS = ("transformers", "chatglm", "adapter")
+TEXT_FORMAT = "text"
+"""The export format that writes the text model of a checkpoint with more than text by itself, too."""
+WRITTEN_FORMATS = ("transformers", "chatglm", TEXT_FORMAT, "adapter")
 EXPORT_FORMATS = (*WRITTEN_FORMATS, NO_EXPORT)
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
@@ -411,8 +415,14 @@ class ComputeOptions(OptionGroup):
         "liger-kernel's loss, norms, positions and gated layers.",
         default_text="where GPU and model have it",
     )
+    fp8: str = option(
+        NO_FP8,
+        "Multiply linear layers in fp8, with a scale for each row or for a tensor: FSDP, GPUs from Ada and Hopper on.",
+        choices=FP8_WAYS,
+    )
     compile: bool = option(
         False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+        flags=("--compile/--no-compile",), default_text="where it was measured to pay on the job's GPUs",
     )  # fmt: skip
 
     @property
@@ -457,7 +467,17 @@ class EvaluationOptions(OptionGroup):
     )  # fmt: skip
 
 
-class CheckpointOptions(OptionGroup):
+class AsyncSaveOptions(OptionGroup):
+    """Evaluation and checkpoints."""
+
+    async_save: bool = option(
+        False,
+        "Write checkpoints while the training goes on, of a copy in host memory.",
+        flags=("--async-save/--no-async-save",),
+    )
+
+
+class CheckpointOptions(AsyncSaveOptions):
     """Evaluation and checkpoints."""
 
     save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
@@ -472,7 +492,8 @@ class CheckpointOptions(OptionGroup):
     )
     export_format: str = option(
         "transformers",
-        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model. "
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. text: of a checkpoint with more "
+        "than text the text model by itself, too. adapter: not the merged model. "
         "none: no model; `dsrun export` writes it later, from a checkpoint.",
         choices=EXPORT_FORMATS,
     )

@@ -19,7 +19,7 @@ class ConfigFact:
     """key (it is read), type, default, bound, values, deprecated, alias, checked (unknown keys below it are refused),
     refused (whatever its value), refusal or warning."""
     place: str
-    """The key; of a refusal or warning, file and function."""
+    """The key; of refusals, warnings, and values that a function tells apart, the file and function."""
     text: str
     """Of a default and the like the value as JSON; of a refusal its message, with {} for what is put in."""
     when: str
@@ -83,6 +83,51 @@ def key_history(package: PackageReleases, key: str) -> list[tuple[str, str, str]
         for fact in facts(package)
         if fact.place == key
     ]
+
+
+OLDEST = "0.9.0"
+"""The first release whose keys were read."""
+
+
+@dataclass(frozen=True)
+class KeyRecord:
+    """What the releases say of one key."""
+
+    since: str
+    """The release that brought it; empty where the oldest one that was read has it."""
+    until: str
+    """The last release that takes it; empty where the newest does."""
+    former: tuple[tuple[str, str], ...]
+    """(Default as JSON, releases in words) of each default that it had and hasn't now."""
+    alternating: str = ""
+    """The releases in words, where it went and came again."""
+
+
+@cache
+def _by_key(package: PackageReleases) -> dict[str, list[ConfigFact]]:
+    found: dict[str, list[ConfigFact]] = {}
+    for fact in facts(package):
+        if fact.kind in ("key", "default"):
+            found.setdefault(fact.place, []).append(fact)
+    return found
+
+
+def key_record(package: PackageReleases, key: str) -> KeyRecord | None:
+    """What the releases say of a key; None for one that none has."""
+    of_key = _by_key(package).get(key, [])
+    releases = next((fact.releases for fact in of_key if fact.kind == "key"), 0)
+    if not releases:
+        return None
+    names = package.releases
+    first, last = (releases & -releases).bit_length() - 1, releases.bit_length() - 1
+    defaults = [fact for fact in of_key if fact.kind == "default" and not fact.releases >> last & 1]
+    spans = span(releases, package.every)
+    return KeyRecord(
+        names[first] if names[first] != OLDEST else "",
+        names[last] if last < len(names) - 1 else "",
+        tuple((fact.text, in_words(package, fact.releases)) for fact in defaults),
+        in_words(package, releases) if "," in spans else "",
+    )
 
 
 def in_words(package: PackageReleases, releases: int) -> str:

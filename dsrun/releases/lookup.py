@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsrun.releases import packed
-from dsrun.releases.packed import PackageReleases, PackedEntry
+from dsrun.releases.packed import PackageReleases, PackedEntry, PackedModule
 
 KINDS = {
     "c": "class",
@@ -36,6 +36,10 @@ INSTEAD = re.compile(
     re.IGNORECASE,
 )
 """What a deprecation says to take; the first letter's case is any."""
+DOTTED = re.compile(
+    r"\b(?:use|using|in favou?r of)\s[^`'\".]{0,40}?\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)", re.IGNORECASE
+)
+"""The same with words in between: "use the PyTorch implementation torch.optim.AdamW"."""
 NO_NAMES = ("the", "a", "an", "it", "this", "that", "instead", "another", "one", "your", "any")
 
 
@@ -43,7 +47,7 @@ NO_NAMES = ("the", "a", "an", "it", "this", "that", "instead", "another", "one",
 class Definition:
     """Where a name is defined, for some releases."""
 
-    module: PackedEntry
+    module: PackedModule
     entry: PackedEntry
     releases: int
 
@@ -149,7 +153,7 @@ def look_up(path: str, parameter: str = "") -> NameRecord:
     return _name(package, module, path, rest[0]) if len(rest) == 1 else _member(package, module, rest, path)
 
 
-def longest_module(package: PackageReleases, path: str) -> tuple[PackedEntry | None, list[str]]:
+def longest_module(package: PackageReleases, path: str) -> tuple[PackedModule | None, list[str]]:
     """The module that a path lies in, and the parts of the path below it."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
@@ -158,10 +162,20 @@ def longest_module(package: PackageReleases, path: str) -> tuple[PackedEntry | N
     return None, parts
 
 
+def has_own_init(record: NameRecord, release: str) -> bool:
+    """Whether a class says by itself in a release what it takes, so that its bases don't count."""
+    module, rest = longest_module(record.package, record.path)
+    bit = 1 << record.package.releases.index(release)
+    known = definitions(record.package, module, rest[0]) if module and rest else []
+    return any(
+        entry.releases & one.releases & bit for one in known for entry in one.entry.of(".", "__init__")
+    )
+
+
 # A name of a module
 
 
-def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -> NameRecord:
+def _name(package: PackageReleases, module: PackedModule, path: str, name: str) -> NameRecord:
     entries = list(module.of("", name))
     releases = packed.union(entries)
     known = definitions(package, module, name)
@@ -175,12 +189,13 @@ def _name(package: PackageReleases, module: PackedEntry, path: str, name: str) -
         dynamic=bool(list(module.of("*"))),
     )
     if not entries:
-        return replace(record, near=tuple(closest(name, {entry.text for entry in module.of("")})))
+        return replace(record, near=tuple(closest(name, {other for other, _ in module.spans()})))
     places = [module, *(one.module for one in known)]
     moved = next((below.text for entry in entries for below in entry.of(">")), "")
     others: dict[str, int] = {}
-    for entry in module.of(""):
-        _add(others, {entry.text: entry.releases})
+    if record.next:  # a new name may have taken its place
+        for other, had in module.spans():
+            others[other] = others.get(other, 0) | had
     record = _with_replacement(record, name, places, moved, others)
     if not record.messages and not record.instead and newest and newest.path != path:
         # What a package exports is gone with its definition, whose own module knows where it went.
@@ -195,7 +210,7 @@ def _target(entries: list[PackedEntry]) -> str:
 
 
 def definitions(
-    package: PackageReleases, module: PackedEntry, name: str, releases: int = -1, depth: int = 0
+    package: PackageReleases, module: PackedModule, name: str, releases: int = -1, depth: int = 0
 ) -> list[Definition]:
     """The definitions behind a name, with the releases in which it leads there."""
     found: list[Definition] = []
@@ -220,7 +235,7 @@ def behind(package: PackageReleases, path: str, releases: int = -1, depth: int =
 # Members and parameters
 
 
-def _member(package: PackageReleases, module: PackedEntry, parts: list[str], path: str) -> NameRecord:
+def _member(package: PackageReleases, module: PackedModule, parts: list[str], path: str) -> NameRecord:
     known = definitions(package, module, parts[0])
     found = [pair for one in known for pair in _members(package, one, parts[1])]
     releases = 0
@@ -282,8 +297,25 @@ def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tupl
     return tuple(found)
 
 
+def parameters(path: str) -> dict[str, int]:
+    """What a function, method or class takes, each with the releases that take it as bits; empty where that wasn't
+    read."""
+    package = packed.package_of(path)
+    module, rest = longest_module(package, path) if package else (None, [])
+    if package is None or module is None or not rest:
+        return {}
+    found: dict[str, int] = {}
+    for one in definitions(package, module, rest[0]):
+        if len(rest) == 1:
+            _add(found, _parameters(package, one, {}))
+            continue
+        for entry, had in _members(package, one, rest[1]):
+            _add(found, _written(entry, ")", had))
+    return found
+
+
 def _parameter(
-    package: PackageReleases, module: PackedEntry, parts: list[str], path: str, parameter: str
+    package: PackageReleases, module: PackedModule, parts: list[str], path: str, parameter: str
 ) -> NameRecord:
     known = definitions(package, module, parts[0]) if parts else []
     takes: dict[str, int] = {}
@@ -383,7 +415,8 @@ def _with_replacement(
         return replace(record, instead=moved, because=f"{record.next} has it there")
     new = {other for other, had in others.items() if had & end << 1 and not had & end}
     there = {other for other, had in others.items() if had & end << 1}
-    if near_names := closest(name, new, CLOSE_IF_NEW) or closest(name, there, CLOSE_IF_OLD):
+    like = [other for other in closest(name, new, CLOSE_IF_NEW) if share_words(name, other)]
+    if near_names := like or closest(name, there, CLOSE_IF_OLD):
         return replace(record, instead=near_names[0], because=f"the closest name in {record.next}")
     return record
 
@@ -401,6 +434,8 @@ def is_about(text: str, name: str) -> bool:
 
 def _advised(text: str, name: str) -> str:
     """What a deprecation of a name says to take."""
+    if (dotted := DOTTED.search(text)) and dotted[1] != name:
+        return dotted[1]
     for found in INSTEAD.finditer(text):
         advised = found.group(1).rstrip(".")
         if advised != name and advised.lower() not in NO_NAMES and (_marked(text, found) or "_" in advised):
@@ -411,6 +446,15 @@ def _advised(text: str, name: str) -> str:
 def _marked(text: str, found: re.Match[str]) -> bool:
     """Whether a word stands in quotation marks or has a dot: it is a name then."""
     return text[found.start(1) - 1] in "`'\"" or "." in found.group(1).rstrip(".")
+
+
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def share_words(one: str, other: str) -> bool:
+    """Whether half of the words of two names are the same: LlamaSdpaAttention and LlamaAttention."""
+    first, second = ({word.lower() for word in WORDS.findall(name)} for name in (one, other))
+    return 2 * len(first & second) >= max(len(first), len(second))
 
 
 def closest(name: str, others: Iterable[str], least: float = CLOSE) -> list[str]:

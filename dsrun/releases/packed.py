@@ -23,6 +23,7 @@ A span is the numbers of releases, "3-17,20-": from the fourth to the eighteenth
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -56,6 +57,44 @@ class PackedEntry:
         return (entry for entry in self.below if entry.sign == sign and text in (None, entry.text))
 
 
+class PackedModule(PackedEntry):
+    """A module, of whose lines only those are parsed that are asked for: some have thousands."""
+
+    def __init__(self, text: str, every: int) -> None:
+        head, _, lines = text.rstrip("\n").partition("\n")
+        self._lines = f"\n{lines}"
+        name, *fields = head[1:].split("\t")
+        super().__init__("@", name, "", bits(fields[0], every) if fields else every)
+        self._every = every
+        self._found: dict[tuple[str, str | None], list[PackedEntry]] = {}
+
+    def of(self, sign: str, text: str | None = None) -> Iterator[PackedEntry]:
+        key = (sign, text)
+        if key not in self._found:
+            lines = self._at(f"\n{sign}{text or ''}", whole=text is not None)
+            if not sign and text is None:
+                lines = (found[0] for found in NAME.finditer(self._lines))
+            self._found[key] = [parsed(line, self._every, self.releases) for line in lines]
+        return iter(self._found[key])
+
+    def _at(self, start: str, *, whole: bool) -> Iterator[str]:
+        """The lines that begin so, with those that belong to each. whole: up to the end of the field."""
+        place = self._lines.find(start)
+        while place >= 0:
+            after = place + len(start)
+            if not whole or self._lines[after : after + 1] in ("", "\t", "\n"):
+                end = self._lines.find("\n", after)
+                while end >= 0 and self._lines[end + 1 : end + 2] in BELOW:
+                    end = self._lines.find("\n", end + 1)
+                yield self._lines[place + 1 : end if end >= 0 else None]
+            place = self._lines.find(start, after)
+
+    def spans(self) -> Iterator[tuple[str, int]]:
+        """(Name, its releases) of each line of a name, without what belongs to it."""
+        for name, span in HEAD.findall(self._lines):
+            yield name, bits(span, self._every) if span else self.releases
+
+
 def union(entries: Iterable[PackedEntry]) -> int:
     """The releases that have any of these."""
     found = 0
@@ -80,6 +119,11 @@ LEVELS = {
     ";": 3,
 }
 """Sign -> how deep its line lies."""
+BELOW = frozenset(sign for sign, level in LEVELS.items() if level > 1)
+"""The signs of lines that belong to a name."""
+NAME = re.compile(r"^\w.*(?:\n[^\w*%!~].*)*", re.MULTILINE)
+HEAD = re.compile(r"^(\w+)\t[^\t\n]*(?:\t(\S+))?$", re.MULTILINE)
+"""A name's line, with those that belong to it; its name and span."""
 
 
 class PackageReleases:
@@ -100,6 +144,7 @@ class PackageReleases:
         self.releases: list[str] = self._head["releases"]
         self._firsts: list[str] = [first for first, _, _ in self._head["blocks"]]
         self._read: dict[int, str] = {}
+        self._modules: dict[str, PackedModule | None] = {}
         if whole:
             for _, offset, length in (
                 *self._head["blocks"],
@@ -123,8 +168,13 @@ class PackageReleases:
         place = self._head["sections"].get(name)
         return self._text(*place) if place else ""
 
-    def module(self, name: str) -> PackedEntry | None:
+    def module(self, name: str) -> PackedModule | None:
         """A module with all that it ever had; None for one that never was."""
+        if name not in self._modules:
+            self._modules[name] = self._module(name)
+        return self._modules[name]
+
+    def _module(self, name: str) -> PackedModule | None:
         place = bisect_right(self._firsts, name) - 1
         if place < 0:
             return None
@@ -134,7 +184,7 @@ class PackageReleases:
             start = text.find(f"\n@{name}{end}")
             if start >= 0:
                 stop = text.find("\n@", start + 1)
-                return parsed(text[start + 1 : stop if stop >= 0 else None], self.every)
+                return PackedModule(text[start + 1 : stop if stop >= 0 else None], self.every)
         return None
 
     def modules(self) -> Iterator[PackedEntry]:
@@ -155,23 +205,25 @@ class PackageReleases:
         return self._read[offset]
 
 
-def parsed(text: str, every: int) -> PackedEntry:
-    """A module of its lines."""
+def parsed(text: str, every: int, around: int | None = None) -> PackedEntry:
+    """A module of its lines; or a name of one, with the releases of the module around it."""
     stack: list[PackedEntry] = []
+    outer = 0 if around is None else 1
+    whole = every if around is None else around
     for line in text.rstrip("\n").split("\n"):
         sign = line[0] if line[0] in LEVELS else ""
         content, *fields = line[len(sign) :].split("\t")
         kind = fields.pop(0) if sign in ("", ".") else ""
-        level = LEVELS[sign]
-        del stack[level:]
-        whole = stack[-1].releases if stack else every
-        entry = PackedEntry(sign, content, kind, bits(fields[0], every) if fields else whole)
+        del stack[LEVELS[sign] - outer :]
+        of_all = stack[-1].releases if stack else whole
+        entry = PackedEntry(sign, content, kind, bits(fields[0], every) if fields else of_all)
         if stack:
             stack[-1].below.append(entry)
         stack.append(entry)
     return stack[0]
 
 
+@cache
 def bits(span: str, every: int) -> int:
     """The releases of a span."""
     found = 0

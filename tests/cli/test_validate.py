@@ -27,7 +27,7 @@ BAD = """{
 """
 FIXED = BAD.replace("stge", "stage").replace('"true"', "true")
 NOTED = BAD.replace("{\n", "{\n    // ours\n", 1)
-WARNED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "sub_group_size": 1000}}'
+WARNED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "pipeline_loading_checkpoint": true}}'
 BROKEN = '{\n  "train_batch_size": 1\n'
 
 

@@ -46,4 +46,5 @@ def test_the_tutorial(tmp_path):
     rows = [json.loads(line) for line in run(answers).stdout.splitlines()]
     assert [row["prompt"] for row in rows] == ["What is 0 plus 0?", "What is 0 plus 10?", "What is 1 plus 0?"]
     (asking,) = re.findall(r"^use it +(.*)$", said, re.MULTILINE)
-    assert run(asking).stdout.strip()
+    assert asking.startswith("dsrun chat "), asking
+    assert run(f"{asking} --prompt 'What is 1 plus 1?'").stdout.strip()

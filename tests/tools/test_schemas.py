@@ -27,12 +27,13 @@ def test_the_file_is_current(deepspeed, capsys):
 def test_check_shows_what_is_out_of_date(deepspeed, capsys, monkeypatch, tmp_path):
     stale = tmp_path / generate.SCHEMAS.name
     text = generate.SCHEMAS.read_text(encoding="utf-8")
-    current = '"default": {"until 0.18": 0, "since 0.19": 1}'
+    current = '"default": {"until 0.19.2": 0, "since 0.19.3": 1}'
     assert text.count(current) == 1
-    stale.write_text(text.replace(current, current.replace("1}", "5}")), encoding="utf-8")
+    wrong = current.replace('"since 0.19.3": 1}', '"since 0.19.3 until 0.19.7": 1, "since 0.19.8": 5}')
+    stale.write_text(text.replace(current, wrong), encoding="utf-8")
     monkeypatch.setattr(generate, "SCHEMAS", stale)
     assert generate.main(["--check"]) == 1
-    changed = [line for line in capsys.readouterr().out.splitlines() if 'until 0.18": 0, ' in line]
+    changed = [line for line in capsys.readouterr().out.splitlines() if 'until 0.19.2": 0, ' in line]
     assert [(line[0], line[-2]) for line in changed] == [("-", "5"), ("+", "1")]
     assert generate.main([]) == 0
     assert stale.read_text(encoding="utf-8") == text
@@ -64,7 +65,8 @@ def test_a_key_that_no_version_reads_stops_the_generation(deepspeed):
 def test_a_key_that_is_gone_without_advice_stops_the_generation(deepspeed):
     overlay = copy.deepcopy(OVERLAY)
     del overlay["removed"]["aio.thread_count"]
-    assert refused(overlay) == {f"0.{minor}: aio.thread_count" for minor in range(16, 20)}
+    gone = [schema.name_of(release) for release in schema.releases() if release >= (0, 16, 4)]
+    assert refused(overlay) == {f"{release}: aio.thread_count" for release in gone}
 
 
 # All versions in one
@@ -89,8 +91,10 @@ def test_variants_of_an_entry():
 
 
 def test_the_file_is_the_schemas_merged():
-    made = {version: {**schema.load(version).root, "$id": "", "title": ""} for version in schema.versions()}
-    found = {**json.loads(generate.SCHEMAS.read_text(encoding="utf-8")), "$id": "", "title": ""}
+    named = {"$id": "", "title": "", "x-deepspeed-version": ""}
+    made = {release: {**schema.load(release).root, **named} for release in schema.releases()}
+    found = {**json.loads(generate.SCHEMAS.read_text(encoding="utf-8")), **named}
+    assert found.pop(schema.RELEASES) == [schema.name_of(release) for release in made]
     assert generate.text_of(generate.merged(made)) == generate.text_of(found)
 
 
@@ -110,7 +114,7 @@ def test_a_source_package(tmp_path):
         opened.add(file, "deepspeed-0.14.5/deepspeed/runtime/config.py")
         opened.add(file, "deepspeed-0.14.5/setup.py")
     source = ReleaseSource.packed(path)
-    assert (source.release, source.version) == ("0.14.5", (0, 14))
+    assert (source.release, source.version) == ("0.14.5", (0, 14, 5))
     assert source.files == {"runtime/config.py": "KEY = 1\n"}
 
 

@@ -44,7 +44,7 @@ def a_job(
 ) -> SimpleNamespace:
     return SimpleNamespace(
         run_dir=str(run_dir),
-        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw"),
+        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw", async_save=False),
         world_size=ranks,
         precision="fp32",
         peft=peft or PeftOptions(),

@@ -39,7 +39,7 @@ class Fact(NamedTuple):
     kind: str
     """key, type, default, bound, values, deprecated, alias, checked, refused, refusal or warning."""
     place: str
-    """The key, or the file and function."""
+    """The key; of refusals, warnings, and the values of a key that no model has, the file and function."""
     text: str = ""
     when: str = ""
     """The condition right before a refusal or warning."""
@@ -55,7 +55,6 @@ class CodeReader(Builder):
 
     def __init__(self, source: ReleaseSource, overlay: Node, newest: Node) -> None:
         super().__init__(source, overlay, newest)
-        self.overlay = with_neighbours(overlay, source)
         self.said: dict[str, Known] = {}
         """Key -> what the code says about it."""
 
@@ -90,24 +89,6 @@ def facts(source: ReleaseSource, overlay: Node, newest: Node) -> list[Fact]:
     return list(dict.fromkeys(found))
 
 
-def with_neighbours(overlay: Node, source: ReleaseSource) -> Node:
-    """The overlay for one release: a key that went or came within its minor stands in the one before or after."""
-    own: Node = schema.as_of(overlay, source.version)
-    major, minor = source.version
-    for other in ((major, minor - 1), (major, minor + 1)):
-        _fill(own, schema.as_of(overlay, other))
-    return own
-
-
-def _fill(own: Node, other: Node) -> None:
-    for key, entry in other.items():
-        if key not in own:
-            if isinstance(entry, dict):
-                own[key] = entry
-        elif isinstance(entry, dict) and isinstance(own[key], dict):
-            _fill(own[key], entry)
-
-
 def _of_key(path: str, node: Node, known: Known | None) -> Iterator[Fact]:
     """The facts of a key; of a second name, only that it is one."""
     yield Fact("key", path)
@@ -139,7 +120,34 @@ def _stops_and_warnings(source: ReleaseSource) -> Iterator[Fact]:
         if file == ENGINE or (CONFIG_FILE.search(file) and not file.startswith(OTHERS)):
             for function in ast.walk(source.tree(file)):
                 if isinstance(function, STOPS[:2]) and (file != ENGINE or function.name in CHECKS):
-                    yield from _in(function.body, f"{file}:{function.name}", "")
+                    place = f"{file}:{function.name}"
+                    yield from _in(function.body, place, "")
+                    if values := _values_taken(function):
+                        yield Fact("values", place, json.dumps(values))
+
+
+def _values_taken(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The texts that a function compares a value with before it refuses all others: fp16, bf16 and fp32."""
+    for statement in ast.walk(function):
+        if not isinstance(statement, ast.If):
+            continue
+        values: list[str] = []
+        rest: list[ast.stmt] = [statement]
+        while len(rest) == 1 and isinstance(branch := rest[0], ast.If):
+            values += _compared(branch.test)
+            rest = branch.orelse
+        if len(values) > 1 and any(isinstance(last, ast.Raise) for last in (*rest, function.body[-1])):
+            return sorted(values)
+    return []
+
+
+def _compared(test: ast.expr) -> list[str]:
+    """The text that a condition compares something with; none where it asks something else."""
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
+        value = test.comparators[0]
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return [value.value]
+    return []
 
 
 def _in(body: list[ast.stmt], place: str, when: str) -> Iterator[Fact]:
@@ -196,9 +204,9 @@ def config_text(cache: Cache, sources: list[Source]) -> str:
     found: dict[Fact, int] = {}
     for number, release in read:
         of_newest: Mapping[str, Any] = {} if number == read[-1][0] else newest
-        for fact in facts(release_source(cache, release), overlay, dict(of_newest)):
+        source = release_source(cache, release)
+        for fact in facts(source, overlay, dict(of_newest)):
             found[fact] = found.get(fact, 0) | 1 << number
-        for method in (ReleaseSource.tree, ReleaseSource.defined, ReleaseSource.reads):
-            method.cache_clear()  # they hold on to a release's syntax trees: 77 are gigabytes
+        source.forget()
     every = (1 << len(sources)) - 1
     return "".join(f"{fact.line}\t{span(had, every)}\n" for fact, had in sorted(found.items()))

@@ -2,16 +2,19 @@
 
     python -m tools.schemas.generate                               read the installed DeepSpeed
     python -m tools.schemas.generate deepspeed-0.18.9.tar.gz ...   read source packages
+    python -m tools.schemas.generate --fetched                     read all releases that tools.releases has fetched
     python -m tools.schemas.generate --check                       exit 1 with a diff if it isn't current
 
-Each release read takes the place of its minor version's schema; the other versions stay as they are in the
-file. What a release knows is read from its code (source.py): the fields of pydantic models, and the keys that
-its parser asks for. overlay.json, written by hand, adds order, descriptions and everything the code doesn't
+Each release read takes its place in the file, new or again; the others stay as they are in it. What a release
+knows is read from its code (source.py): the fields of pydantic models, and the keys that its parser asks for.
+overlay.json, written by hand, adds order, descriptions and everything the code doesn't
 state. A key that a release reads and the overlay doesn't describe stops the generation, and so does a key
 that no version reads, or that the newest has dropped without advice in the overlay's `removed`.
 
-Both files are one tree for all versions. Where they differ, an object holds the variants of an entry, under
-the span of versions (both ends included): {"until 0.18": 0, "since 0.19": 1.0}.
+Both files are one tree for all releases. Where they differ, an object holds the variants of an entry, under
+the span of releases (both ends included): {"until 0.19.2": 0, "since 0.19.3": 1.0}. "until 0.18" means its
+last patch. What the overlay has of one minor version counts for a neighbour, too: a key that goes within 0.19
+stands there as one of 0.18.
 
 In the overlay, JSON Schema keywords are taken over as they are (a type given there wins over the one in the
 code); these are instructions instead:
@@ -31,7 +34,7 @@ alias_of
 read_by
     Who reads a key that the parser doesn't; without it such a key is left out.
 taken_until
-    The last version that accepts a key although nothing in it reads the key.
+    The last release that accepts a key although nothing in it reads the key.
 
 In the schema these say what JSON Schema has no words for:
 
@@ -203,11 +206,32 @@ ELSEWHERE = frozenset(("mode", "attention", "eigenvalue"))
 REFUSED = (("_REMOVED_TOP_LEVEL_CONFIG_KEYS", ""), ("_REMOVED_ZERO_CONFIG_KEYS", "zero_optimization"))
 """The tables in CONFIG of keys that stop DeepSpeed whatever their value, and the section of each."""
 
+PATCHES = 999
+"""A number that no patch has: of the newest patch of a minor version."""
+
 COPIED = frozenset(("optimizer.params", "scheduler.params", "inference", "msamp"))
 """Read by others than DeepSpeed, or by what the code builds from them: in every version as in the newest."""
 
 FORMER = {"deepspeed.compile.config:CompileConfig": "deepspeed.runtime.compiler:CompileConfig"}
 """Place of a model of the newest version in older ones, in another shape."""
+
+
+def with_neighbours(overlay: Node, release: Version) -> Node:
+    """The overlay for one release: what went or came within its minor version stands in the one before or after."""
+    own: Node = schema.as_of(overlay, release)
+    major, minor = release[:2]
+    for other in ((major, minor - 1, PATCHES), (major, minor + 1, 0)):
+        _fill(own, schema.as_of(overlay, other))
+    return own
+
+
+def _fill(own: Node, other: Node) -> None:
+    for key, entry in other.items():
+        if key not in own:
+            if isinstance(entry, dict):
+                own[key] = entry
+        elif isinstance(entry, dict) and isinstance(own[key], dict):
+            _fill(own[key], entry)
 
 
 class Builder:
@@ -218,7 +242,7 @@ class Builder:
 
     def __init__(self, source: ReleaseSource, overlay: Node, newest: Node) -> None:
         self.source = source
-        self.overlay = schema.as_of(overlay, source.version)
+        self.overlay = with_neighbours(overlay, source.version)
         self.newest = dict(nodes(newest))
         self.refused = [
             join(section, name)
@@ -245,7 +269,7 @@ class Builder:
             "$id": "https://dsrun.invalid/schemas/deepspeed-{version}.schema.json",
             "title": "DeepSpeed {version} configuration",
             "description": self.overlay["description"],
-            "x-deepspeed-version": self.source.release,
+            "x-deepspeed-version": "{release}",
             "type": "object",
             "additionalProperties": False,
             "patternProperties": COMMENTS,
@@ -321,7 +345,8 @@ class Builder:
         if name in known or path in COPIED or entry.get("alias_of") in known:
             return True
         if "taken_until" in entry:
-            return self.source.version <= schema.minor_of(entry["taken_until"])
+            until = schema.numbers(entry["taken_until"])
+            return self.source.version[: len(until)] <= until
         return "read_by" in entry and (not self.newest or self.source.mentions(name))
 
     def node(self, entry: Node, known: Known, path: str) -> Node:
@@ -450,14 +475,16 @@ def nodes(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def schemas(sources: Sequence[ReleaseSource], overlay: Node) -> dict[Version, Node]:
-    """The schema of each version, oldest first: made from the source where there is one, else as it is in the file."""
+    """The schema of each release, oldest first: made from the source where there is one, else as it is in the file."""
     found = json.loads(SCHEMAS.read_text(encoding="utf-8"))
-    made = {version: schema.as_of(found, version) for version in schema.versions()}
+    known = map(schema.numbers, found.pop(schema.RELEASES))
+    made = {release: schema.as_of(found, release) for release in known}
     for source in sorted(sources, key=lambda source: source.version, reverse=True):
         newest = max([source.version, *made])
         made[source.version] = Builder(
             source, overlay, {} if newest == source.version else made[newest]
         ).schema()
+        source.forget()
     made = dict(sorted(made.items()))
     ever = {path for node in made.values() for path, _ in nodes(node)}
     if unread := [path for path, _ in nodes(overlay) if path not in ever]:
@@ -468,23 +495,25 @@ def schemas(sources: Sequence[ReleaseSource], overlay: Node) -> dict[Version, No
 
 def add_lists(made: dict[Version, Node], advice: Mapping[str, str], renamed: Mapping[str, str]) -> None:
     """Write x-removed, x-renamed and, but for the newest, x-added-later into the schemas. Oldest first."""
-    keys = {version: dict.fromkeys(path for path, _ in nodes(node)) for version, node in made.items()}
+    keys = {release: dict.fromkeys(path for path, _ in nodes(node)) for release, node in made.items()}
     ever = {path for known in keys.values() for path in known}
     problems = []
-    for version, node in made.items():
-        earlier = {path for other in keys if other < version for path in keys[other]}
-        gone = topmost(earlier - keys[version].keys())
+    earlier: set[str] = set()
+    for release, node in made.items():
+        gone = topmost(earlier - keys[release].keys())
+        earlier |= keys[release].keys()
         problems += [
-            Problem("no advice in the overlay's list", f"{name_of(version)}: {path}")
+            Problem("no advice in the overlay's list", f"{schema.name_of(release)}: {path}")
             for path in gone
             if path not in advice
         ]
-        later = {path: other for other in reversed(keys) if other > version for path in keys[other]}
+        later = {path: other for other in reversed(keys) if other > release for path in keys[other]}
         lists = {
             "x-removed": {path: text for path, text in advice.items() if path in gone or path not in ever},
             "x-renamed": {old: new for old, new in renamed.items() if old in gone},
             "x-added-later": {
-                path: name_of(later[path]) for path in sorted(topmost(later.keys() - keys[version].keys()))
+                path: schema.name_of(later[path])
+                for path in sorted(topmost(later.keys() - keys[release].keys()))
             },
         }
         refused = node.pop("x-refused", None)
@@ -499,13 +528,13 @@ def topmost(paths: set[str]) -> set[str]:
     return {path for path in paths if not any(path.startswith(f"{other}.") for other in paths)}
 
 
-def name_of(version: Version) -> str:
-    return ".".join(map(str, version))
+def merged(entries: Mapping[Version, Any], every: Sequence[Version] = ()) -> Any:
+    """One entry for all releases: what schema.as_of takes apart. tree.MISSING where a release hasn't got it.
 
-
-def merged(entries: Mapping[Version, Any]) -> Any:
-    """One entry for all versions: what schema.as_of takes apart. tree.MISSING where a version hasn't got it."""
-    versions = [*entries]
+    every: all releases of the file, where the entries are of some of them.
+    """
+    releases = [*entries]
+    every = every or releases
 
     def alike(version: Version) -> Any:
         """Objects are merged key by key; anything else is a variant of its own."""
@@ -513,20 +542,26 @@ def merged(entries: Mapping[Version, Any]) -> Any:
         return "an object" if isinstance(entry, dict) else id(entry) if entry is tree.MISSING else repr(entry)
 
     variants: dict[str, Any] = {}
-    for _, group in groupby(versions, alike):
+    for _, group in groupby(releases, alike):
         span = [*group]
         entry = entries[span[0]]
         if isinstance(entry, dict):
             order = in_order([[*entries[version]] for version in reversed(span)])
             entry = {
-                key: merged({version: entries[version].get(key, tree.MISSING) for version in span})
+                key: merged({version: entries[version].get(key, tree.MISSING) for version in span}, every)
                 for key in order
             }
-        since = f"since {name_of(span[0])}" if span[0] != versions[0] else ""
-        until = f"until {name_of(span[-1])}" if span[-1] != versions[-1] else ""
+        since = f"since {edge(span[0], every, 0)}" if span[0] != releases[0] else ""
+        until = f"until {edge(span[-1], every, -1)}" if span[-1] != releases[-1] else ""
         if entry is not tree.MISSING:
             variants[f"{since} {until}".strip()] = entry
     return variants.get("", variants)
+
+
+def edge(release: Version, every: Sequence[Version], end: int) -> str:
+    """The name of a release at the edge of a span; its minor version's where it is the first (0) or last (-1) of it."""
+    of_minor = [other for other in every if other[:2] == release[:2]]
+    return schema.name_of(release[:2] if of_minor[end] == release else release)
 
 
 def in_order(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -563,10 +598,24 @@ def text_of(value: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
-def render(packages: Sequence[Path]) -> str:
-    """The text of the file, from these source packages or the installed DeepSpeed."""
-    sources = [ReleaseSource.packed(path) for path in packages] or [ReleaseSource.installed()]
-    return text_of(merged(schemas(sources, json.loads(OVERLAY.read_text(encoding="utf-8"))))) + "\n"
+def render(packages: Sequence[Path], *, fetched: bool = False) -> str:
+    """The text of the file, from these source packages, all that is fetched, or the installed DeepSpeed."""
+    sources = [ReleaseSource.packed(path) for path in packages]
+    sources = [*sources, *fetched_sources()] if fetched else sources or [ReleaseSource.installed()]
+    made = schemas(sources, json.loads(OVERLAY.read_text(encoding="utf-8")))
+    names = [schema.name_of(release) for release in made]
+    return text_of({schema.RELEASES: names, **merged(made)}) + "\n"
+
+
+def fetched_sources() -> list[ReleaseSource]:
+    """Every release that tools/releases has fetched, from the oldest that there are schemas of."""
+    from tools.releases.config_facts import OLDEST, release_source
+    from tools.releases.fetch import Cache
+    from tools.releases.packages import PACKAGES
+
+    cache = Cache(PACKAGES[PACKAGE])
+    releases = [source.release for source in cache.sources()]
+    return [release_source(cache, release) for release in releases if schema.minor_of(release) >= OLDEST]
 
 
 def write_or_check(file: Path, text: str, *, check: bool) -> int:
@@ -590,10 +639,15 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("packages", metavar="PACKAGE", nargs="*", type=Path, help="deepspeed-X.Y.Z.tar.gz")
+    parser.add_argument(
+        "--fetched",
+        action="store_true",
+        help="read the releases of `python -m tools.releases fetch deepspeed`",
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it isn't current")
     given = parser.parse_args(arguments)
     try:
-        text = render(given.packages)
+        text = render(given.packages, fetched=given.fetched)
     except (DsrunError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -80,7 +80,7 @@ class ReleaseSource:
 
     def __init__(self, release: str, files: dict[str, str]) -> None:
         self.release = release
-        self.version = schema.minor_of(release)
+        self.version = schema.numbers(release)
         self.files = files
 
     @classmethod
@@ -106,6 +106,11 @@ class ReleaseSource:
             for path in folder.rglob("*.py")
         }
         return cls(importlib.metadata.version(PACKAGE).partition("+")[0], files)
+
+    def forget(self) -> None:
+        """Let go of the syntax trees of all releases: 77 are gigabytes."""
+        for method in (ReleaseSource.tree, ReleaseSource.defined, ReleaseSource.reads):
+            method.cache_clear()
 
     @cached_property
     def text(self) -> str:

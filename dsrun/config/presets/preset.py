@@ -20,6 +20,7 @@ from typing import Any
 from dsrun import catalog
 from dsrun.config import tree
 from dsrun.config.presets import from_config, fsdp
+from dsrun.ds_config import rounding
 from dsrun.errors import DsrunError, Problem, raise_all
 
 COMMAND = "dsrun preset"
@@ -99,6 +100,11 @@ class Preset:
     def for_hosts(self) -> bool:
         """Whether it depends on each host's ranks, so that on one host it is the preset that it extends."""
         return bool(tree.get(self.merged("deepspeed")[0], SECOND_COPY) == fsdp.HOST)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its ranks send one another rounded weights or gradients: nobody gets it without naming it."""
+        return bool(rounding(self.merged("deepspeed")[0]))
 
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The chain's values and, for each leaf, the label of the file that gave it.

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
 SEVERITIES = ("error", "warning", "note")
+SCRIPTS = "DS911"
+"""The rule of scripts' names."""
 OF_ONE_KEY = ("DS00", "DS010", "DS013", "DS018", "DS02")
 """Rules that conclude nothing from other keys, which in a template may be anything."""
 
@@ -49,8 +51,14 @@ def find_rules() -> list[Rule]:
 
 
 @cache
-def _of_version(version: schema.Version) -> list[Rule]:
-    return [rule for rule in find_rules() if rule.since <= version <= rule.until]
+def _of_release(release: schema.Version) -> list[Rule]:
+    return [rule for rule in find_rules() if rule.holds_in(release)]
+
+
+def _configures_nothing(context: Context) -> bool:
+    from dsrun.config.rules.file.effects import configures_nothing
+
+    return not context.setting.launch and configures_nothing(context)
 
 
 def run(
@@ -64,9 +72,13 @@ def run(
     context = Context(
         config, setting, violations, tuple(issue for issue in issues if issue.path not in open_)
     )
-    rules = _of_version(context.version)
+    rules = _of_release(context.version)
     if any(issue.kind == UNREADABLE for issue in issues):
         rules = [rule for rule in rules if rule.id == "DS020"]  # there are no keys to check
+    elif setting.script is not None:
+        rules = [rule for rule in rules if rule.id == SCRIPTS]
+    elif _configures_nothing(context):
+        rules = [rule for rule in rules if rule.id.startswith(("DS016", "DS02"))]
     elif open_:
         rules = [rule for rule in rules if rule.id.startswith(OF_ONE_KEY)]
     findings: list[Finding] = []

@@ -74,9 +74,7 @@ class Setting:
     """Number of all GPUs of the job."""
     nodes: int | None = None
     version: Version | None = None
-    """The version of DeepSpeed; None is the newest."""
-    release: tuple[int, ...] | None = None
-    """The same version with its patch, if known."""
+    """The release of DeepSpeed, as schema.version_of gives it; None is the newest."""
     versions: Mapping[str, str] | None = None
     """Versions of DeepSpeed and of what is imported beside it, by name (dsrun/versions.py)."""
     upgrade_from: Version | None = None
@@ -92,6 +90,8 @@ class Setting:
     trainer: Mapping[str, Any] | None = None
     """The TrainingArguments next to it under HF, by name."""
     model: ModelInfo | None = None
+    script: str | None = None
+    """The text of a script of which the names are checked, and no config."""
     launch: Mapping[str, Any] | None = None
     """The accelerate YAML that contains or names it (dsrun/config/accelerate/launch.py)."""
 
@@ -118,6 +118,8 @@ class Finding:
     """The effect of an error, one of EFFECTS."""
     rule: str = ""
     """The rule's id."""
+    line: int = 0
+    """The line of a script; 0 where it is at a key."""
 
     @property
     def cited(self) -> str:
@@ -267,7 +269,7 @@ def once(function: Callable[[Context], T]) -> Callable[[Context], T]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One check, of DeepSpeed versions `since` to `until`."""
+    """One check, of DeepSpeed releases `since` to `until`: (0, 19) is all of 0.19, (0, 19, 7) one patch."""
 
     id: str
     severity: str
@@ -289,6 +291,10 @@ class Rule:
     def about(self) -> str:
         """Its title."""
         return self.function.__name__.replace("_", " ")
+
+    def holds_in(self, release: Version) -> bool:
+        """Whether it is a rule of a release."""
+        return self.since <= release and release[: len(self.until)] <= self.until
 
     def completed(self, finding: Finding) -> Finding:
         """A finding of its function, completed with the rule's id, severity and effect."""
@@ -340,14 +346,12 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
     _version ("0.14"), _with (Setting.versions), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer,
-    _launch, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
-    sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
+    _launch, _script, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config
+    needs (batch sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
     settings = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
     text, bare = settings.pop("text", None), settings.pop("bare", False)
-    if "version" in settings:
-        settings["release"] = schema.release_of(settings["version"])
     settings |= {
         key: schema.version_of(settings[key]) for key in ("version", "upgrade_from") if key in settings
     }

@@ -16,6 +16,10 @@ MOST_COMPARED = 200
 """Keys of a section that are compared with one another, or with a section's keys, at most."""
 
 
+NOBODYS = "Remove it; a comment's key starts with an underscore."
+"""The advice about a key at the top level that none of DeepSpeed's is like."""
+
+
 class Guess(NamedTuple):
     """The advice about an unknown key."""
 
@@ -70,16 +74,25 @@ def guess(known: Schema, path: str) -> Guess:
 
     1. A key whose answer is known beforehand.
     2. At the top level, a section with words around its name: zero_optimization_config.
-    3. A key beside it that is very much alike or has the same words: overlap_com, comm_overlap.
-    4. The same key, or one of the same words, in other sections.
-    5. A key beside it that is alike; then one in another section that is very much so.
-    6. Where the section is unknown itself, what that was meant to be.
-    7. At the top level, a section by a short name; elsewhere the list of what the section takes.
+    3. The one key with the same words, longer or shorter: gradient_accumulation_dtype.
+    4. A key beside it that is very much alike or has the same words: overlap_com, comm_overlap.
+    5. The same key, or one of the same words, in other sections.
+    6. A key beside it that is alike; then one in another section that is very much so.
+    7. Where the section is unknown itself, what that was meant to be.
+    8. At the top level, a section by a short name; elsewhere the list of what the section takes.
     """
     unknown = _Unknown(known, path)
     # From sure to vague. A likeness beside the key comes before the same name elsewhere (overlap_com is a slip), and a
     # vague likeness behind it (a right key in the wrong section is no slip).
-    steps = (_known_beforehand, _bare_section, _close_beside, _at_home, _alike, _in_unknown_section)
+    steps = (
+        _known_beforehand,
+        _bare_section,
+        _abbreviated,
+        _close_beside,
+        _at_home,
+        _alike,
+        _in_unknown_section,
+    )
     return next((answer for step in steps if (answer := step(unknown))), None) or _last_resort(unknown)
 
 
@@ -96,6 +109,12 @@ def _bare_section(unknown: _Unknown) -> Guess | None:
     if not unknown.section and short != unknown.key and short in unknown.beside:
         return Guess(f"Did you mean {short}?", short)
     return None
+
+
+def _abbreviated(unknown: _Unknown) -> Guess | None:
+    same = [name for name in unknown.schema.homes if names.abbreviated(unknown.key, name)]
+    homes = unknown.homes(same[0]) if len(same) == 1 else []
+    return Guess(f"Did you mean {homes[0]}?", homes[0]) if len(homes) == 1 else None
 
 
 def _close_beside(unknown: _Unknown) -> Guess | None:
@@ -149,7 +168,7 @@ def _last_resort(unknown: _Unknown) -> Guess:
     short = names.SHORT.get(names.bare(unknown.key), "")
     if short in beside:
         return Guess(f"Did you mean {short}?", short)
-    return Guess("Remove it; a comment's key starts with an underscore.")
+    return Guess(NOBODYS)
 
 
 def _did_you_mean(key: str, near: str, candidates: Collection[str], section: str) -> Guess:
@@ -160,6 +179,16 @@ def _did_you_mean(key: str, near: str, candidates: Collection[str], section: str
     if others := names.tied(key, near, candidates):
         return Guess(f"Did you mean {' or '.join(ahead + name for name in [near, *others][:3])}?")
     return Guess(f"Did you mean {ahead}{near}?", ahead + near)
+
+
+def has_keys_of(node: Node, value: Any) -> bool:
+    """Whether half of a section's keys, or more, are those of a node, or slips of them. True of any other value."""
+    known = properties_of(node)
+    if not isinstance(value, dict) or not value or not known:
+        return True
+    given = list(value)[:MOST_COMPARED]
+    fitting = sum(key in known or names.nearest(key, [*known]) is not None for key in given)
+    return fitting * 2 >= len(given)
 
 
 def section_like(known: Schema, value: Any) -> str | None:

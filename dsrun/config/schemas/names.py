@@ -26,6 +26,9 @@ WORDS = {"optim": "optimizer", "params": "param", "parameters": "param", "parame
 SHORT = {"zero": "zero_optimization", "optim": "optimizer"}
 """Sections by half their name; ds_ before it or _config after it is left out first."""
 
+SHORTEST = 3
+"""Letters of a word that is cut short, at least."""
+
 ALTERNATIVES = 0.55
 """Likeness from which on two sections do the same for two things: offload_param and offload_optimizer."""
 
@@ -34,6 +37,21 @@ def alike(left: str, right: str) -> float:
     import difflib
 
     return difflib.SequenceMatcher(None, left.casefold(), right.casefold()).ratio()
+
+
+def abbreviated(left: str, right: str) -> bool:
+    """Whether two names have the same words, some of them cut short in one: gradient_accumulation and grad_accum."""
+    pairs = list(zip(words := left.split("_"), others := right.split("_"), strict=False))
+    same = len(words) == len(others) > 1
+    return (
+        same
+        and left != right
+        and all(
+            one == other
+            or (min(len(one), len(other)) >= SHORTEST and (one.startswith(other) or other.startswith(one)))
+            for one, other in pairs
+        )
+    )
 
 
 def alternatives(left: str, right: str) -> bool:

@@ -1,11 +1,12 @@
-"""The schema of deepspeed.json: what each key is in a version of DeepSpeed.
+"""The schema of deepspeed.json: what each key is in a release of DeepSpeed.
 
-One generated file (schemas/deepspeed.json) holds the schemas of all minor versions.
+One generated file (schemas/deepspeed.json) holds the schemas of all releases: patch releases remove keys, too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -21,22 +22,26 @@ ACCELERATE = "accelerate"
 FILLING = (HF, ACCELERATE)
 """Readers that fill in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
 
+RELEASES = "x-releases"
+"""The key of the file that lists the releases it holds."""
+
 Node = dict[str, Any]
-Version = tuple[int, int]
+Version = tuple[int, ...]
+"""(0, 19, 4), or (0, 19) for the newest release of a minor version."""
 
 
 @cache
 def _file() -> Node:
-    """The schemas of all versions in one."""
+    """The schemas of all releases in one."""
     text = Path(__file__).with_name("deepspeed.json").read_text(encoding="utf-8")
     schemas: Node = json.loads(text)
     return schemas
 
 
 def as_of(entry: Any, version: Version) -> Any:
-    """An entry of schemas/deepspeed.json in one version; tree.MISSING where that version hasn't got it.
+    """An entry of schemas/deepspeed.json in one release; tree.MISSING where that release hasn't got it.
 
-    An object whose keys are spans holds the variants of one entry: {"until 0.18": 0, "since 0.19": 1.0}.
+    An object whose keys are spans holds the variants of one entry: {"until 0.19.2": 0, "since 0.19.3": 1.0}.
     """
     if not isinstance(entry, dict):
         return entry
@@ -49,65 +54,88 @@ def as_of(entry: Any, version: Version) -> Any:
 
 @cache
 def _covers(span: str, version: Version) -> bool:
-    """Whether a version lies in "since 0.13 until 0.16", both of them included."""
+    """Whether a release lies in "since 0.13.2 until 0.16", both of them included, with all patches of 0.16."""
     words = span.split()
-    edges = {word: minor_of(text) for word, text in zip(words[::2], words[1::2], strict=True)}
-    return edges.get("since", version) <= version <= edges.get("until", version)
+    edges = {word: numbers(text) for word, text in zip(words[::2], words[1::2], strict=True)}
+    since, until = edges.get("since", version), edges.get("until", version)
+    return since <= version and version[: len(until)] <= until
+
+
+def numbers(release: str) -> Version:
+    """(0, 19, 4) of "0.19.4"."""
+    return tuple(map(int, release.split(".")))
+
+
+def name_of(version: Version) -> str:
+    """The inverse of numbers()."""
+    return ".".join(map(str, version))
 
 
 def minor_of(release: str) -> Version:
     """(0, 19) of "0.19" or "0.19.8"."""
-    major, minor = release.split(".")[:2]
-    return int(major), int(minor)
+    return numbers(release)[:2]
+
+
+@cache
+def releases() -> tuple[Version, ...]:
+    """Each release of DeepSpeed there is a schema for, oldest first."""
+    return tuple(map(numbers, _file()[RELEASES]))
 
 
 @cache
 def versions() -> tuple[Version, ...]:
-    """Each version of DeepSpeed there is a schema for, oldest first."""
-    return tuple(sorted(map(minor_of, _file()["x-deepspeed-version"].values())))
+    """Each minor version of DeepSpeed there is a schema for, oldest first."""
+    return tuple(dict.fromkeys(release[:2] for release in releases()))
 
 
 def newest() -> Version:
-    return versions()[-1]
+    return releases()[-1]
 
 
 def oldest() -> Version:
-    return versions()[0]
-
-
-def version_of(text: str) -> Version:
-    """The version that "0.14", "0.14.5" or "v0.14" means; DsrunError where there is no schema for it.
-
-    A version above the newest known one is judged as the newest.
-    """
-    known = versions()
-    parts = text.strip().removeprefix("v").split(".")
-    if len(parts) >= 2 and all(part.isdigit() for part in parts[:2]):
-        wanted = (int(parts[0]), int(parts[1]))
-        if min(wanted, max(known)) in known:
-            return min(wanted, max(known))
-    first, last = (".".join(map(str, edge)) for edge in (min(known), max(known)))
-    raise DsrunError(f"no schema for DeepSpeed {text!r}", hint=f"There is one for each of {first} to {last}.")
-
-
-def release_of(text: str) -> tuple[int, ...] | None:
-    """(0, 19, 8) of "0.19.8"; None where no patch is named."""
-    parts = text.strip().removeprefix("v").split(".")
-    return (
-        tuple(map(int, parts[:3])) if len(parts) > 2 and all(part.isdigit() for part in parts[:3]) else None
-    )
-
-
-def load(version: Version | None = None) -> Schema:
-    """The schema of a version; the newest if none is named."""
-    return _load(version or newest())
+    """The last patch of the oldest minor version: what a config of no known version is taken for."""
+    return nearest(versions()[0])
 
 
 @cache
-def _load(version: Version) -> Schema:
-    root = as_of(_file(), version)
-    named = {key: root[key].format(version=".".join(map(str, version))) for key in ("$id", "title")}
-    return Schema({**root, **named}, version)
+def nearest(version: Version) -> Version:
+    """The release that a version is judged as: of a minor version the last patch, of an unknown patch the one before
+    it, of anything newer than is known the newest.
+    """
+    of_minor = [release for release in releases() if release[:2] == version[:2]]
+    before = [release for release in of_minor if len(version) == 2 or release <= version]
+    return (before or of_minor[:1] or releases())[-1]
+
+
+def version_of(text: str) -> Version:
+    """The release that "0.14", "0.14.5", "v0.14" or "0.14.5+cu121" is judged as; DsrunError where there is no schema
+    for it.
+    """
+    wanted = plain_version(text)
+    if len(wanted) >= 2 and min(wanted[:2], versions()[-1]) in versions():
+        return nearest(wanted)
+    first, last = (name_of(edge) for edge in (versions()[0], versions()[-1]))
+    raise DsrunError(f"no schema for DeepSpeed {text!r}", hint=f"There is one for each of {first} to {last}.")
+
+
+def plain_version(text: str) -> Version:
+    """(0, 14, 5) of "v0.14.5+cu121", (0, 14) of "0.14"; () of what is no version."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d*)|$)", text.strip())
+    return tuple(int(part) for part in found.groups() if part) if found else ()
+
+
+def load(version: Version | None = None) -> Schema:
+    """The schema of a release, or of the newest one of a minor version; of the newest of all if none is named."""
+    return _load(nearest(version) if version else newest())
+
+
+@cache
+def _load(release: Version) -> Schema:
+    file = {key: entry for key, entry in _file().items() if key != RELEASES}
+    root = as_of(file, release)
+    names = {"version": name_of(release[:2]), "release": name_of(release)}
+    named = {key: root[key].format(**names) for key in ("$id", "title", "x-deepspeed-version")}
+    return Schema({**root, **named}, release)
 
 
 def types(node: Node) -> set[str]:
@@ -159,11 +187,17 @@ def shorten(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    """One version's schema."""
+    """One release's schema."""
 
     root: Node
     """The JSON Schema as `dsrun schema` prints it."""
     version: Version
+    """The release: (0, 19, 8)."""
+
+    @property
+    def release(self) -> str:
+        """0.19.8."""
+        return name_of(self.version)
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
@@ -203,7 +237,7 @@ class Schema:
         """Whether HF Trainer fills in "auto" at this key."""
         return bool((self.node(path) or {}).get("x-auto"))
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - there are as many schemas as versions
+    @lru_cache(maxsize=4096)  # noqa: B019 - there are as many schemas as releases
     def canonical(self, path: str) -> str:
         """A path in which each alias is replaced by the name it stands for."""
         keys: list[str] = []
@@ -218,7 +252,7 @@ class Schema:
         return next((advice for key, advice in removed.items() if tree.under(path, key)), None)
 
     def later(self, path: str) -> str | None:
-        """The version that a key (or the section around it) came with, if this one hasn't got it yet."""
+        """The release that a key (or the section around it) came with, if this one hasn't got it yet."""
         coming: dict[str, str] = self.root.get("x-added-later", {})
         return next((since for key, since in coming.items() if tree.under(path, key)), None)
 
@@ -254,7 +288,7 @@ class Schema:
         """Every key's path, sections included, aliases left out."""
         return tuple(path for homes in self.homes.values() for path in homes)
 
-    @cache  # noqa: B019 - there are as many schemas as versions
+    @cache  # noqa: B019 - there are as many schemas as releases
     def marked(self, keyword: str) -> tuple[str, ...]:
         """The paths of the keys whose schema has a keyword that isn't false."""
         return tuple(path for path in self.paths if self.nodes[path].get(keyword))

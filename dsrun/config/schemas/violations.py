@@ -31,7 +31,7 @@ from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
 from dsrun.config.schemas import foreign, names
 from dsrun.config.schemas.convert import converted
-from dsrun.config.schemas.guess import MOST_COMPARED, guess, section_like
+from dsrun.config.schemas.guess import MOST_COMPARED, guess, has_keys_of, section_like
 from dsrun.config.schemas.schema import (
     AUTO,
     FILLING,
@@ -282,8 +282,7 @@ class _Walk:
             advice = f"Nest the sections: {shorten(nested)}."
             return Violation("dotted", path, value, text, advice, checked)
         if since := self.schema.later(path):
-            here = ".".join(map(str, self.schema.version))
-            text = f"is new in DeepSpeed {since}: {here} {_fate(checked)}"
+            text = f"is new in DeepSpeed {since}: {self.schema.release} {_fate(checked)}"
             return Violation("later", path, value, text, f"Remove it, or use DeepSpeed {since}.", checked)
         return self._of_no_version(path, value, beside, checked=checked)
 
@@ -360,7 +359,12 @@ class _Walk:
         node = self.schema.node(meant) if meant else None
         # What is wrong inside a section is reported once it has its name.
         inside = {"properties", "required", "additionalProperties"} if isinstance(value, dict) else set()
-        if meant is None or not node or not fits(_without(node, inside), value):
+        if (
+            meant is None
+            or not node
+            or not fits(_without(node, inside), value)
+            or not has_keys_of(node, value)
+        ):
             return None
         section, _, key = path.rpartition(".")
         home, _, name = meant.rpartition(".")
@@ -453,9 +457,7 @@ def _stops(value: Any, node: Node) -> tuple[bool, bool]:
     becomes of a wrong type ("x-wrong"). A fraction or a number out of range goes on to whoever computes with it.
     """
     inner = node["anyOf"][-1] if "anyOf" in node else node
-    number = isinstance(value, float) or (
-        isinstance(value, bool) and bool(types(inner) & {"number", "integer"})
-    )
+    number = isinstance(value, (float, bool)) and bool(types(inner) & {"number", "integer"})
     section = "refused" if "properties" in inner and not isinstance(value, dict) else None
     wrong = None if number and not section else inner.get("x-wrong", section)
     return wrong == "refused", wrong == "fails"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dsrun.catalog import suggestion
 from dsrun.config.reading.places import MAX_BYTES
+from dsrun.config.reading.scripts import PYTHON, SHELL
 from dsrun.config.schemas import schema
 from dsrun.errors import DsrunError, Problem, collected
 
@@ -38,6 +39,14 @@ class ConfigText:
     data: bytes
     path: Path | None
     """Its file; None for the pipe's text."""
+
+    @property
+    def is_python(self) -> bool:
+        return self.path is not None and self.path.suffix.lower() in PYTHON
+
+    @property
+    def is_script(self) -> bool:
+        return self.is_python or (self.path is not None and self.path.suffix.lower() in SHELL)
 
     @property
     def is_yaml(self) -> bool:

@@ -229,11 +229,22 @@ def model_of(model: Found, device: InferenceDevice, options: InferenceOptions) -
     )
 
 
-def _answers(run: Path | None) -> dict[str, int]:
-    """Numbers of a run's answers with thoughts and without; empty where its data report doesn't say."""
+def _training_rows(run: Path | None) -> dict[str, Any]:
+    """The report on a run's training rows; empty where there is none."""
     path = run / DATA_REPORT if run else None
     report = read_json_object(path).get("train") if path and path.is_file() else None
-    counts = report if isinstance(report, dict) else {}
+    return report if isinstance(report, dict) else {}
+
+
+def trained_system(run: Path | None) -> str | None:
+    """The system text that all training rows of a run had; None where they had several, or none."""
+    text = _training_rows(run).get("system")
+    return text if isinstance(text, str) else None
+
+
+def _answers(run: Path | None) -> dict[str, int]:
+    """Numbers of a run's answers with thoughts and without; empty where its data report doesn't say."""
+    counts = _training_rows(run)
     return {
         name: counts[name]
         for name in (thoughts.WITH_THOUGHTS, thoughts.WITHOUT_THOUGHTS)

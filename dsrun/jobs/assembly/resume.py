@@ -37,6 +37,7 @@ from dsrun.jobs.assembly.checks import (
     precision,
     version_check,
 )
+from dsrun.jobs.assembly.checks.kernels import devices_of
 from dsrun.jobs.assembly.checks.memory_check import AUTO
 from dsrun.jobs.assembly.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.assembly.finetune import FinetuneRequest
@@ -128,6 +129,9 @@ def resumed(
             *disk_check.check(again),
             *check_torch_build(placed),
             *compiling.resumed(again, environ),
+            *precision.fp8_device_problems(
+                again.training.fp8, devices_of(placed.own_machine, placed.devices, known=placed.known)
+            ),
         ]
     )
     known = version_check.check(again, resumes=True, force=options.force)

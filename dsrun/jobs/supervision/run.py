@@ -26,6 +26,7 @@ from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
+from dsrun.jobs.runs.outcome import is_worse
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
@@ -330,6 +331,8 @@ def result_of(run_dir: Path, *, exports: bool = True) -> dict[str, Any]:
         "eval_loss": _first_and_last(evals),
         "perplexity": _first_and_last(perplexities),
         "scores": {event["when"]: event["scores"] for event in scored},
+        "answered": {event["when"]: {"rows": event.get("rows"), "of": event.get("of")} for event in scored},
+        "worse": is_worse([line["loss"] for line in losses], [evals[step] for step in sorted(evals)]),
         "example_prompt": scored[0]["example_prompt"] if scored else None,
         "skipped_steps": last["skipped"],
     }

@@ -10,8 +10,10 @@ from functools import cache
 from dsrun.config import tree
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Finding, Fix, bad, good, rule
-from dsrun.config.schemas import foreign
-from dsrun.config.schemas.schema import Schema
+from dsrun.config.schemas import foreign, schema
+from dsrun.config.schemas.guess import guess, has_keys_of
+from dsrun.config.schemas.schema import Schema, properties_of
+from dsrun.config.schemas.violations import fits
 from dsrun.words import listed
 
 TREATED = (
@@ -34,6 +36,9 @@ ELSEWHERE = ("fp16", "bf16", "torch_autocast", "msamp")
 
 LEFT_OPEN = re.compile(r"~(/|$)|\$\{?[A-Za-z_]|\{\{.*\}\}|<[^<>]+>$")
 """A placeholder that some tool was meant to fill in: a home folder, a variable, a template's field."""
+
+COMMENT = ("_", "//", "#", "x-", "$schema")
+"""How keys begin that are comments, or an editor's."""
 
 OPENERS = frozenset("~${<")
 """The characters that a placeholder begins with; most strings have none of them."""
@@ -68,7 +73,8 @@ def key_without_effect(context: Context) -> Iterator[Finding]:
         node = context.schema.nodes[path]
         # A value that equals the default misleads nobody.
         if context.has(path) and context.get(path) != node.get("default", tree.MISSING):
-            yield Finding(path, "has no effect", f"Remove it. {node['x-no-effect']}", removal(context, path))
+            fix = removal(context, path, safe=path not in ELSEWHERE)
+            yield Finding(path, "has no effect", f"Remove it. {node['x-no-effect']}", fix)
 
 
 @rule("DS013", DIFFERS)
@@ -137,6 +143,33 @@ def config_inside_a_key(context: Context) -> Iterator[Finding]:
             )
 
 
+def configures_nothing(context: Context) -> bool:
+    """Whether a file is no deepspeed.json: it has keys, and none is DeepSpeed's or a slip of one."""
+    keys = [key for key in context.config if not key.startswith(COMMENT)]
+    counted = Counter(known.file for key in keys if (known := foreign.lookup(key)))
+    another = bool(counted) and counted.most_common(1)[0][1] >= ENOUGH
+    return bool(keys) and not any(_is_meant(context, key, another=another) for key in keys)
+
+
+def _is_meant(context: Context, key: str, *, another: bool) -> bool:
+    """Whether a key is DeepSpeed's or a slip of one. another: the file looks like another tool's, which may have a key
+    of the same name with another kind of value.
+    """
+    value = context.config[key]
+    node = context.schema.node(key)
+    if node is not None:
+        return not another or (fits(node, value) and has_keys_of(node, value))
+    if key.partition(".")[0] in context.schema.root["properties"] or context.schema.removed(key):
+        return True
+    if isinstance(value, Mapping) and any(context.schema.node(name) is not None for name in value):
+        return True
+    meant = guess(context.schema, key).path
+    node = context.schema.node(meant) if meant and "." not in meant else None
+    if node is None or foreign.lookup(key):
+        return False
+    return has_keys_of(node, value) if isinstance(value, Mapping) else not properties_of(node)
+
+
 @rule("DS016", "warning")
 @bad(
     {
@@ -150,18 +183,22 @@ def config_inside_a_key(context: Context) -> Iterator[Finding]:
 )
 @good({"steps_per_print": 10}, {"_bare": True, "_for": "lightning", "wall_clock_breakdown": True})
 def no_deepspeed_config(context: Context) -> Iterator[Finding]:
-    """A file without a single key that runtime/config.py reads configures nothing; often it is another tool's."""
-    keys = [key for key in context.config if not key.startswith("_")]
-    if any(context.schema.node(key) is not None for key in keys):
-        return
+    """A file without a single key that runtime/config.py reads configures nothing; often it is another tool's.
+
+    Nothing else is said of such a file. DeepSpeed itself and HF Trainer stop at it.
+    """
+    keys = [key for key in context.config if not key.startswith(COMMENT)]
     advice = "A deepspeed.json has keys such as train_micro_batch_size_per_gpu and zero_optimization."
     if not keys:
         yield Finding("", "has no key that DeepSpeed reads", advice)
         return
+    if not configures_nothing(context):
+        return
     files = Counter(known.file for key in keys if (known := foreign.lookup(key)))
-    for file, count in files.most_common(1):
-        if count >= ENOUGH:
-            yield Finding(keys[0], f"has no key of DeepSpeed's: it looks like {file}", advice)
+    like = next((f": it looks like {file}" for file, count in files.most_common(1) if count >= ENOUGH), "")
+    stops = {"deepspeed": REFUSED, schema.HF: FAILS}.get(context.target, "")
+    severity = "error" if stops else "warning"
+    yield Finding(keys[0], f"has no key of DeepSpeed's{like}", advice, severity=severity, effect=stops)
 
 
 @rule("DS017", "warning")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dsrun.config.rules.common import AIO, printing_off, reads_aio
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.schemas.guess import NOBODYS
 from dsrun.config.schemas.schema import FILLING
 from dsrun.config.trainer_args import BY_PATH
 from dsrun.config.tree import under
@@ -24,6 +25,7 @@ TUNED = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 def unknown_key_ignored(context: Context) -> Iterator[Finding]:
     """The top level and about fifteen sections are read with `get`: other keys go unnoticed.
 
+    A key at the top level that none of DeepSpeed's is like is a project's own, and a warning.
     Source: DeepSpeedConfig._initialize_params in runtime/config.py.
     """
     for finding in _violations(context, "unknown", refused=False):
@@ -32,7 +34,13 @@ def unknown_key_ignored(context: Context) -> Iterator[Finding]:
         if not (
             key == "name" and section in ("optimizer", "scheduler") and not context.has(f"{section}.type")
         ):
-            yield finding
+            own = finding.suggestion == NOBODYS and not _holds_keys(context, finding.path)
+            yield replace(finding, severity="warning") if own else finding
+
+
+def _holds_keys(context: Context, path: str) -> bool:
+    """Whether an unknown section holds keys of DeepSpeed's, which were meant to be read."""
+    return any(context.schema.node(key) is not None for key in context.section(path))
 
 
 @rule("DS002", DIFFERS)

@@ -1,4 +1,4 @@
-"""DS90x: what changes when a config goes from one DeepSpeed version to another."""
+"""DS90x: what changes when a config goes from one release of DeepSpeed to another."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from dsrun.config.schemas import schema
     {"_upgrade_from": "0.18", "_for": "hf"},
 )
 def default_changed(context: Context) -> Iterator[Finding]:
-    """A key that is left out has the default of the version in use: since 0.19 gradients are clipped at 1.0.
+    """A key that is left out has the default of the release in use: since 0.19.3 gradients are clipped at 1.0.
 
-    Source: runtime/constants.py and the pydantic models of each version.
+    Source: runtime/constants.py and the pydantic models of each release.
     """
     if context.setting.upgrade_from is None:
         return
@@ -35,7 +35,7 @@ def default_changed(context: Context) -> Iterator[Finding]:
         before, after = old.describe(path)[0], context.schema.describe(path)[0]
         if _left_out(context, path) and tree.MISSING not in (before, after) and not tree.same(before, after):
             first, second = json.dumps(before), json.dumps(after)
-            then, now = (".".join(map(str, version)) for version in (old.version, context.version))
+            then, now = old.release, context.schema.release
             yield Finding(
                 path,
                 f"is left out: the default was {first} in DeepSpeed {then} and is {second} in {now}",

@@ -67,7 +67,7 @@ def expert_parallel_groups() -> Table:
     return groups(SIZE, text, ENABLED, " or ")
 
 
-@rule("DS541", FAILS, since=(0, 19))
+@rule("DS541", FAILS, since=(0, 19, 2))
 @bad(
     {"_world_size": 4, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
     {

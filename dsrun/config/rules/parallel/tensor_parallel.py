@@ -151,7 +151,7 @@ def invalid_regular_expression(context: Context) -> Iterator[Finding]:
                 )
 
 
-@rule("DS509", FAILS, since=(0, 19))
+@rule("DS509", FAILS, since=(0, 19, 8))
 @bad(tensor(2, vocab_parallel_ce_backend="liger", vocab_parallel_lm_head=False))
 @good(
     tensor(2, vocab_parallel_ce_backend="torch", vocab_parallel_lm_head=False),

@@ -36,7 +36,7 @@ def inputs_cast_without_fp16(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS321", "warning", since=(0, 17))
+@rule("DS321", "warning", since=(0, 17, 2))
 @bad(
     {**ZERO_1, **bf16(), "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
     {**ZERO_1, **fp16(), "torch_autocast": {"enabled": True}},
@@ -64,7 +64,7 @@ def autocast_with_16_bit_weights(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS322", "warning", since=(0, 17))
+@rule("DS322", "warning", since=(0, 17, 2))
 @bad(
     {"torch_autocast": {"dtype": "bf16"}},
     {"torch_autocast": {"lower_precision_safe_modules": ["torch.nn.Linear"]}},
@@ -77,7 +77,7 @@ def autocast_without_enabled() -> Table:
     return report("torch_autocast", text, conditions, put("torch_autocast.enabled", True))
 
 
-@rule("DS323", FAILS, since=(0, 17))
+@rule("DS323", FAILS, since=(0, 17, 2))
 @bad(
     {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": "torch.nn.Linear"}},
     {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear", "Conv2d"]}},
@@ -108,7 +108,7 @@ def autocast_modules_not_found(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule("DS324", "warning", since=(0, 17))
+@rule("DS324", "warning", since=(0, 17, 2))
 @bad({"torch_autocast": {"enabled": True, "dtype": "float32"}})
 @good({"torch_autocast": {"enabled": True, "dtype": "float16"}}, {"torch_autocast": {"enabled": True}})
 def autocast_to_fp32() -> Table:

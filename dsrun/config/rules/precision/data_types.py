@@ -10,7 +10,7 @@ from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good
 from dsrun.config.rules.precision.modes import FP32, NAMES, mode
 
 
-@rule("DS318", FAILS, since=(0, 19))
+@rule("DS318", FAILS, since=(0, 19, 2))
 @bad(
     {**ZERO_1, **bf16(), "data_types": {"param_dtype": "fp32"}},
     {**ZERO_1, **fp16(), "data_types": {"param_dtype": "torch.bfloat16"}},
@@ -81,7 +81,7 @@ def grad_accum_dtype_loses_precision(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule("DS327", "warning", since=(0, 19))
+@rule("DS327", "warning", since=(0, 19, 8))
 @bad(
     {"data_types": {"keep_in_fp32_modules": ["router"]}},
     {"fp16": {"enabled": False}, "data_types": {"keep_in_fp32_modules": ["router"]}},

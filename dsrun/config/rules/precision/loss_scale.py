@@ -125,14 +125,14 @@ def loss_scale_at_stage_0(context: Context) -> Iterator[Finding]:
         refused = kind and kind not in data()["zero"] and not context.get("zero_allow_untested_optimizer")
         yield Finding(
             "fp16.enabled",
-            "at stage 0 DeepSpeed never multiplies the loss by the loss scale",
+            "at stage 0 DeepSpeed never multiplies the loss by the loss scale: small gradients become 0",
             f"Use bf16; ZeRO, which does, refuses {context.text('optimizer.type')}."
             if refused
             else "Use ZeRO stage 1 or above, or bf16.",
         )
 
 
-@rule("DS307", "warning")
+@rule("DS307", "note")
 @bad(
     {**ZERO_1, **fp16(loss_scale=128, initial_scale_power=8)},
     {**ZERO_1, **fp16(loss_scale=1, loss_scale_window=0, consecutive_hysteresis=True)},
@@ -187,7 +187,7 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, "Write 16, DeepSpeed's default; 0 starts with no scaling.", fix, "warning")
 
 
-@rule("DS309", REFUSED, since=(0, 19))
+@rule("DS309", REFUSED, since=(0, 19, 3))
 @bad({**ZERO_1, **fp16(loss_scale_window=0)}, {**ZERO_1, **fp16(loss_scale_window=-1, loss_scale=0)})
 @good(
     {**ZERO_1, **fp16(loss_scale_window=1, min_loss_scale=1)},
@@ -210,7 +210,7 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule("DS310", REFUSED, since=(0, 18))
+@rule("DS310", REFUSED, since=(0, 18, 8))
 @bad(fp16(loss_scale=True), {**ZERO_1, "fp16": {"enabled": False, "loss_scale_window": "8.0"}})
 @good(
     {**ZERO_1, **fp16(loss_scale="128")},

@@ -15,7 +15,7 @@ from dsrun.config.rules.precision.modes import FP16, MASTER, by_bf16_optimizer, 
 STATES = "bf16.bf16_optimizer_states"
 
 
-@rule("DS314", REFUSED, since=(0, 18))
+@rule("DS314", REFUSED, since=(0, 18, 3))
 @bad(
     bf16(bf16_master_weights_and_grads=True),
     bf16(bf16_master_weights_and_grads=True, bf16_optimizer_states=True),
@@ -33,7 +33,7 @@ def master_weights_without_zero() -> Table:
     return all_of(*(needs(path, text, when.at_stage(0)) for path in (*MASTER, STATES)))
 
 
-@rule("DS315", REFUSED, since=(0, 18))
+@rule("DS315", REFUSED, since=(0, 18, 3))
 @bad(
     {**ZERO_2, **bf16(bf16_optimizer_states=True)},
     {**ZERO_1, **bf16(bf16_optimizer_states=True, bf16_master_weights_and_grads=False)},
@@ -49,7 +49,7 @@ def bf16_states_without_bf16_master_weights() -> Table:
     return needs(STATES, text, conditions, put(MASTER[1], True))
 
 
-@rule("DS316", FAILS, since=(0, 18))
+@rule("DS316", FAILS, since=(0, 18, 3))
 @bad(
     {**ZERO_2, **ADAMW, **bf16(bf16_master_weights_and_grads=True)},
     {**CPU, "optimizer": {"type": "Adagrad"}, **bf16(bf16_master_weights_and_grads=True)},
@@ -79,7 +79,7 @@ def master_weights_without_cpu_adam(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule("DS317", FAILS, since=(0, 18))
+@rule("DS317", FAILS, since=(0, 18, 3))
 @bad(
     {
         **CPU,

@@ -190,7 +190,7 @@ def bf16_fields_without_effect(context: Context) -> Iterator[Finding]:
         yield no_effect(context, path, " at stage 3, which always checks")
 
 
-@rule("DS326", "warning", since=(0, 17))
+@rule("DS326", "warning", since=(0, 17, 1))
 @bad({**ZERO_2, **bf16(check_grad_overflow=False)}, {**ZERO_1, **bf16(check_grad_overflow=False)})
 @good({**ZERO_2, **bf16()}, {**ZERO_2, **bf16(check_grad_overflow=True)})
 def overflow_not_checked() -> Table:

@@ -56,14 +56,19 @@ def _path(launch: LaunchConfig, key: str) -> str:
 @good(case({"fsdp_sharding_strategy": "FULL_SHARD"}), case({"offload_params": True, "_why": "it fits"}))
 def unused_fsdp_setting(context: Context) -> Iterator[Finding]:
     """Every key of fsdp_config becomes an argument of accelerate launch; other keys are never read
-    (_validate_launch_command in accelerate/commands/launch.py).
+    (_validate_launch_command in accelerate/commands/launch.py). Where only speed is lost, this is a warning.
     """
     if (launch := sharded(context)) is None:
         return
     for key in launch.fsdp:
         if key not in known.FSDP_DEFAULTS and not key.startswith(("_", "fsdp__")):
             advice = meant(key, known.FSDP_DEFAULTS, "Remove it.")
-            yield Finding(_path(launch, key), "unknown setting: nothing reads it", advice)
+            text = "unknown setting: nothing reads it"
+            if "prefetch" in key:
+                text += ", and FSDP fetches no weights ahead: slower, and the same results"
+                yield Finding(_path(launch, key), text, advice, severity="warning")
+            else:
+                yield Finding(_path(launch, key), text, advice)
 
 
 @rule("DS693", FAILS)

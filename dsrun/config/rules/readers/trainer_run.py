@@ -158,7 +158,7 @@ def batch_size_search_at_stage_3(context: Context) -> Iterator[Finding]:
         yield Finding(f"{ZERO}.stage", text, "Set the batch size yourself, or the stage to 2.")
 
 
-@rule("DS614", "warning", since=(0, 17))
+@rule("DS614", "warning", since=(0, 17, 2))
 @bad(
     hf({"bf16": True}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
     hf({"fp16": True}, torch_autocast={"enabled": True, "dtype": "float16"}),
@@ -218,7 +218,7 @@ def storage_replaced_by_save_on_each_node(context: Context) -> Iterator[Finding]
         yield Finding(path, text, "Leave save_on_each_node out, or write true.")
 
 
-@rule("DS609", "warning", since=(0, 16))
+@rule("DS609", "warning", since=(0, 16, 4))
 @bad(hf(**tensor(2)), {"_for": "accelerate", **tensor(2), **zero(0)})
 @good(hf(**tensor(1)), hf(**tensor(2), **zero(2, stage3_gather_16bit_weights_on_model_save=True)))
 def tensor_parallel_weights_stay_sharded(context: Context) -> Iterator[Finding]:

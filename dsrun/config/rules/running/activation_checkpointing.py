@@ -24,7 +24,8 @@ ACTIVATIONS = "activation_checkpointing"
 def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
     """It needs a call of deepspeed.checkpointing.configure (runtime/activation_checkpointing/checkpointing.py).
 
-    HF Trainer never calls it: a model's own checkpointing ignores the section. Lightning does.
+    HF Trainer never calls it: a model's own checkpointing ignores the section. Lightning does. Elsewhere the code may,
+    and this is a note.
     """
     rest = [key for key in known_keys(context, ACTIVATIONS) if context.get(f"{ACTIVATIONS}.{key}")]
     if not rest or context.target == "lightning":
@@ -41,6 +42,7 @@ def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
             ACTIVATIONS,
             f"acts only if the code calls deepspeed.checkpointing.configure: {', '.join(rest)}",
             "Call it with this config, and wrap the layers in deepspeed.checkpointing.checkpoint.",
+            severity="note",
         )
 
 

@@ -272,7 +272,7 @@ def sequences_are_split_in_code_only() -> Table:
     return report(SEQUENCE, text, (when.several(SEQUENCE), lambda context: context.integer(DATA)))
 
 
-@rule("DS109", "warning", since=(0, 16))
+@rule("DS109", "warning", since=(0, 16, 4))
 @bad({"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1))
 @good({"train_batch_size": 8, **tensor(1)})
 def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Finding]:

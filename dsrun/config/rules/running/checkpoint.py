@@ -49,7 +49,7 @@ def string_for_a_flag(context: Context) -> Iterator[Finding]:
         yield Finding(path, f'is "{value}", a string: DeepSpeed stops at it', "Write true or false.")
 
 
-@rule("DS701", FAILS, since=(0, 17))
+@rule("DS701", FAILS, since=(0, 17, 1))
 @bad(
     {"checkpoint": {"writer": {"type": "python"}}},
     {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
@@ -72,7 +72,7 @@ def writer_without_data_parallel() -> Table:
     return report(PARALLEL, text, conditions, put(PARALLEL, "replica"))
 
 
-@rule("DS702", FAILS, since=(0, 17))
+@rule("DS702", FAILS, since=(0, 17, 1))
 @bad(
     {"_device": "cpu", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
     {"_device": "cpu", "checkpoint": {"writer": {"data_parallel": "machine"}}},
@@ -92,7 +92,7 @@ def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS703", "warning", since=(0, 17))
+@rule("DS703", "warning", since=(0, 17, 1))
 @bad({"checkpoint": {"writer": {"type": "mock", "data_parallel": "replica"}}})
 @good({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
 def writer_that_writes_nothing() -> Table:
@@ -101,7 +101,7 @@ def writer_that_writes_nothing() -> Table:
     return report(f"{WRITER}.type", text, (has_writer, lambda context: writer_type(context) == "MOCK"))
 
 
-@rule("DS704", "warning", since=(0, 17))
+@rule("DS704", "warning", since=(0, 17, 1))
 @bad(
     {
         "_device": "cpu",
@@ -164,7 +164,7 @@ def storage_of_each_node() -> Table:
     )
 
 
-@rule("DS707", DIFFERS, since=(0, 18))
+@rule("DS707", DIFFERS, since=(0, 18, 1))
 @bad({"datastates_ckpt": {"enabled": False}}, {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}})
 @good({"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}})
 def datastates_stays_on() -> Table:
@@ -174,7 +174,7 @@ def datastates_stays_on() -> Table:
     return report(DATASTATES, text, when.off(path), put(DATASTATES, False, safe=True))
 
 
-@rule("DS708", "note", since=(0, 18))
+@rule("DS708", "note", since=(0, 18, 1))
 @bad({"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}})
 @good({"datastates_ckpt": False}, {"steps_per_print": 1})
 def package_datastates_needed(context: Context) -> Iterator[Finding]:
@@ -190,7 +190,7 @@ def package_datastates_needed(context: Context) -> Iterator[Finding]:
         yield Finding(DATASTATES, "needs the package datastates, or the start fails", advice)
 
 
-@rule("DS709", "note", since=(0, 17))
+@rule("DS709", "note", since=(0, 17, 1))
 @bad({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
 @good({"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}})
 def writer_needs_the_deepspeed_launcher() -> Table:

@@ -113,7 +113,7 @@ def deepcompile_falls_back() -> Table:
     )
 
 
-@rule("DS736", FAILS, since=(0, 18))
+@rule("DS736", FAILS, since=(0, 19, 6))
 @bad(
     hf(
         {"torch_compile": True},
@@ -165,7 +165,7 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS739", "warning", since=(0, 19))
+@rule("DS739", "warning", since=(0, 19, 8))
 @bad(
     {"compile": {"autoep_non_moe": True}, **zero(3)},
     {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},

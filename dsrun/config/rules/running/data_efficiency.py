@@ -50,7 +50,7 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
     return _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True, **layers}})
 
 
-@rule("DS743", REFUSED, since=(0, 16))
+@rule("DS743", REFUSED, since=(0, 16, 5))
 @bad(
     _efficient(data_sampling={"enabled": True, "dynamic_batching": {"enabled": True}}),
     {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_batch_size": 8}}}},

@@ -29,7 +29,7 @@ def hybrid_engine_groups() -> Table:
     return groups(f"{HYBRID}.inference_tp_size", text, when.on(f"{HYBRID}.enabled"))
 
 
-@rule("DS741", "warning", since=(0, 19))
+@rule("DS741", "warning", since=(0, 19, 6))
 @bad(
     {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
     {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},

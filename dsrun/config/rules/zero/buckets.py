@@ -52,9 +52,9 @@ def overlap_below_stage_3(context: Context) -> Iterator[Finding]:
     """
     if not (context.flag(OVERLAP) and context.stage in (1, 2)):
         return
+    if context.version >= FIXED_OVERLAP:
+        return
     if context.version >= FIXED_OVERLAP[:2]:
-        if (context.setting.release or FIXED_OVERLAP) >= FIXED_OVERLAP:
-            return
         yield Finding(
             OVERLAP,
             f"gave wrong gradients at stage {context.stage} up to early 0.19 releases",

@@ -17,7 +17,6 @@ OPERATION = "gradient_allreduce_op"
 MANAGED = "managed_gradient_accumulation"
 DTYPE = "communication_data_type"
 SEQUENCE_DTYPE = "seq_parallel_communication_data_type"
-NEW = (0, 19)
 
 
 def _scatters(context: Context) -> bool:
@@ -110,7 +109,7 @@ def scaling_without_effect(context: Context) -> Iterator[Finding]:
         yield no_effect(context, key, f": {why}")
 
 
-@rule("DS264", REFUSED, since=NEW)
+@rule("DS264", REFUSED, since=(0, 19, 6))
 @bad({**zero(3), "gradient_allreduce_op": "sum"}, {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1})
 @good({**zero(3), "gradient_allreduce_op": "mean"}, {**ZERO_2, "gradient_allreduce_op": "sum"})
 def sum_not_supported() -> Table:
@@ -129,7 +128,7 @@ def sum_not_supported() -> Table:
     )
 
 
-@rule("DS265", "warning", since=NEW)
+@rule("DS265", "warning", since=(0, 19, 6))
 @bad({"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"})
 @good({"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"})
 def summed_gradients(context: Context) -> Iterator[Finding]:
@@ -143,7 +142,7 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS266", FAILS, since=NEW)
+@rule("DS266", FAILS, since=(0, 19, 4))
 @bad(
     {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
     {"zero_optimization": {"overlap_comm": True}, "managed_gradient_accumulation": False},

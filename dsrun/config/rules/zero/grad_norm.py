@@ -20,7 +20,7 @@ def _adds_bf16_up_in_fp32(context: Context) -> bool:
     return context.stage == 1 and context.precision == "bf16" and precise
 
 
-@rule("DS211", REFUSED, since=(0, 19))
+@rule("DS211", REFUSED, since=(0, 19, 7))
 @bad(
     {**zero(3, compute_grad_norm=False), "gradient_clipping": 0},
     {"zero_optimization": {"compute_grad_norm": False}, "gradient_clipping": 0},
@@ -35,7 +35,7 @@ def norm_off_outside_stages_1_and_2() -> Table:
     return report(NORM, text, (when.off(NORM), when.unless(when.at_stage(1, 2))), remove(NORM, safe=False))
 
 
-@rule("DS212", FAILS, since=(0, 19))
+@rule("DS212", FAILS, since=(0, 19, 7))
 @bad(zero(2, compute_grad_norm=False), {**zero(1, compute_grad_norm=False), "gradient_clipping": 0.5})
 @good(
     {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
@@ -76,7 +76,7 @@ def negative_clipping() -> Table:
     return in_range(CLIPPING, text, fix=put(CLIPPING, 0, safe=True), least=0)
 
 
-@rule("DS213", FAILS, since=(0, 19))
+@rule("DS213", FAILS, since=(0, 19, 7))
 @bad(
     {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}), "gradient_clipping": 0},
     {

@@ -164,7 +164,7 @@ def unreliable_nvme_path(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, advice)
 
 
-@rule("DS232", "warning")
+@rule("DS232", "note")
 @bad(
     zero(3, offload_optimizer={"device": "cpu", "nvme_path": "/nvme", "buffer_count": 4}),
     zero(3, offload_param={"device": "cpu", "max_in_cpu": 1e9}),

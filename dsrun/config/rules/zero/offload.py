@@ -26,11 +26,13 @@ def parameter_offload_below_stage_3(context: Context) -> Iterator[Finding]:
     """offload_param is read in stage 3 only; below it DeepSpeed ignores it silently (runtime/engine.py)."""
     where = device(context, PARAMETERS)
     if context.stage < 3 and where:
+        path = PARAMETERS if context.has(PARAMETERS) else f"{ZERO}.cpu_offload_param"
         yield Finding(
-            PARAMETERS if context.has(PARAMETERS) else f"{ZERO}.cpu_offload_param",
+            path,
             f"stage {context.stage} ignores it: the weights stay on the GPU instead of {where}",
             "Set zero_optimization.stage to 3, or remove it.",
-            set_to(context, STAGE, 3),
+            # The job trains in its stage today: a fix that changes it trains another way.
+            removal(context, path, safe=False),
         )
 
 
@@ -48,7 +50,7 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS227", REFUSED, since=(0, 12))
+@rule("DS227", REFUSED, since=(0, 12, 3))
 @bad(
     zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
     zero(1, offload_optimizer={"device": "none", "ratio": 0}),
@@ -66,7 +68,7 @@ def partial_offload_below_stage_3() -> Table:
     return in_range(path, text, when.below_stage(3), put(path, 1), least=1)
 
 
-@rule("DS228", FAILS, since=(0, 12))
+@rule("DS228", FAILS, since=(0, 12, 3))
 @bad(
     {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
     {**made("AdamW", lr=1e-4, torch_adam=True), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},

@@ -26,11 +26,15 @@ def old_offload_keys(context: Context) -> Iterator[Finding]:
             continue
         edits = (Edit("remove", path), *([Edit("add", f"{ZERO}.{new}", {"device": "cpu"})] if value else []))
         advice = f'Write {new}: {{"device": "cpu"}}.' if value else "Remove it."
-        yield Finding(path, f"is the old form of {new}", advice, Fix(edits))
+        # false is left over: there is nothing to write in its place.
+        severity = "" if value else "note"
+        yield Finding(path, f"is the old form of {new}", advice, Fix(edits), severity=severity)
     path = f"{ZERO}.cpu_offload_use_pin_memory"
     if context.flag(path) is not None:
         advice = "Remove it; offload_optimizer and offload_param have pin_memory, which is true by default."
-        yield Finding(path, "is an old key that has no effect", advice, removal(context, path))
+        yield Finding(
+            path, "is an old key that has no effect", advice, removal(context, path), severity="note"
+        )
     if context.flag(OLD_GATHER) is not None and not context.has(GATHER):
         name = GATHER.rpartition(".")[2]
         fix = Fix((Edit("rename", OLD_GATHER, name),))

@@ -48,6 +48,10 @@ COMMON_KEYS = frozenset({
 """Keys that stages 1 to 3 read and stage 0 doesn't."""
 
 
+MEANT = 3
+"""Keys of stage 3 that stand together where stage 3 was meant: fewer are left over from another config."""
+
+
 def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) -> list[str]:
     """Paths of keys that ask for something: not null, not "auto", and no flag at its default."""
     paths = []
@@ -85,7 +89,7 @@ def weights_stay_sharded(context: Context) -> Iterator[Finding]:
 @rule("DS204", "warning")
 @bad(
     zero(2, stage3_prefetch_bucket_size=50000000),
-    zero(2, enable_sanity_checks=True, log_trace_cache_warnings=True),
+    zero(2, stage3_max_live_parameters=1, enable_sanity_checks=True, log_trace_cache_warnings=True),
 )
 @good(
     hf(**zero(2, stage3_prefetch_bucket_size="auto")),
@@ -95,23 +99,24 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Finding]:
     """Only DeepSpeedZeroOptimizer_Stage3 and zero.Init receive these (_configure_zero_optimizer, runtime/engine.py).
 
     The gather flag is the exception: with tensor parallelism accelerate reads it at any stage
-    (get_state_dict in accelerate/accelerator.py).
+    (get_state_dict in accelerate/accelerator.py). One or two are leftovers, and a note.
     """
     if context.stage not in (1, 2):
         return
     parallel = above_1(context, TENSOR)
-    for path in _asking(context, LATE_KEYS, stage_3=True):
-        if not (parallel and path == GATHER):
-            yield no_effect(
-                context,
-                written(context, path),
-                f" at stage {context.stage}: only stage 3 reads it",
-                "Remove it, or set zero_optimization.stage to 3.",
-                safe=False,
-            )
+    unread = [path for path in _asking(context, LATE_KEYS, stage_3=True) if not (parallel and path == GATHER)]
+    for path in unread:
+        finding = no_effect(
+            context,
+            written(context, path),
+            f" at stage {context.stage}: only stage 3 reads it",
+            "Remove it, or set zero_optimization.stage to 3.",
+            safe=False,
+        )
+        yield finding if len(unread) >= MEANT else replace(finding, severity="note")
 
 
-@rule("DS205", "warning")
+@rule("DS205", "note")
 @bad(zero(3, round_robin_gradients=True), zero(3, allgather_bucket_size=200000000))
 @good(
     zero(3, round_robin_gradients=False), zero(2, round_robin_gradients=True, allgather_bucket_size=200000000)
@@ -130,7 +135,10 @@ def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Finding]:
 )
 @good(zero(0, contiguous_gradients=True), zero(0))
 def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
-    """Stage 0 is plain data parallelism, without ZeRO's keys (zero_enabled in runtime/config.py, runtime/engine.py)."""
+    """Stage 0 is plain data parallelism, without ZeRO's keys (zero_enabled in runtime/config.py, runtime/engine.py).
+
+    With stage 0 written, the keys are left over from another stage, and this is a note.
+    """
     if context.stage != 0:
         return
     paths = _asking(context, LATE_KEYS | EARLY_KEYS | COMMON_KEYS, stage_3=True)
@@ -142,6 +150,7 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
             f"stage 0 ignores {keys}" if context.has(STAGE) else f"has no stage, and stage 0 ignores {keys}",
             "Set zero_optimization.stage to 1, 2 or 3, or remove what has no effect.",
             fix,
+            severity="note" if context.has(STAGE) else "",
         )
 
 
@@ -198,7 +207,7 @@ def pipelined_loading_below_stage_3(context: Context) -> Iterator[Finding]:
         yield no_effect(context, path, f" at stage {context.stage}{harm}")
 
 
-@rule("DS218", "warning")
+@rule("DS218", "note")
 @bad(
     zero(2, ignore_unused_parameters=False),
     zero(2, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),

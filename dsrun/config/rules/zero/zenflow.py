@@ -17,7 +17,7 @@ from dsrun.config.schemas import schema
 STRATEGY = f"{ZENFLOW}.select_strategy"
 SELECTION = f"{ZENFLOW}.select_interval"
 UPDATE = f"{ZENFLOW}.update_interval"
-NEW = (0, 17)
+NEW = (0, 17, 5)
 OFFLOADED = when.offloads(OPTIMIZER)
 STAGE_2 = "Set zero_optimization.stage to 2, or remove zenflow."
 EARLY = when.at_stage(1, 2)

@@ -50,6 +50,8 @@ TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
 FUSED = "optimizer.params.fused=true"
 """--set's text for torch's AdamW in one kernel."""
+NOTHING_COMPILED = "nothing to compile"
+"""Why it takes that one's place where both would do."""
 FIRST_ON_CPU = (2, 4)
 """torch's first release with that kernel for CPUs."""
 
@@ -220,17 +222,19 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
 def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     """Why torch's own AdamW takes the place of DeepSpeed's fused one; empty where it doesn't.
 
-    On a CPU both compute the same, and DeepSpeed's takes a minute to compile. Nothing changes where the config says
-    which it is to be, or what only DeepSpeed's takes.
+    Both compute the same in one kernel, and DeepSpeed's takes a minute to compile, on GPUs with nvcc only. Nothing
+    changes where the config says which it is to be, or what only DeepSpeed's takes.
     """
     from dsrun.cluster import extensions
 
-    if extensions.needed(ds_config) != ["fused_adam"]:
+    if "fused_adam" not in extensions.needed(ds_config):
         return ""
-    if accelerator == "cpu":
-        plain = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
-        return "nothing to compile on a CPU" if plain else ""
-    return extensions.nvcc_fault(os.environ) if accelerator == "cuda" else ""
+    takes_all = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
+    if not takes_all or accelerator not in {"cpu", "cuda"}:
+        return ""
+    # Without ZeRO it gets another wrapper in 16 bits (see `refusals`), whose scaling of fp16's losses is another one.
+    unlike = not zero_stage(ds_config) and tree.get(ds_config, "fp16.enabled") is True
+    return extensions.nvcc_fault(os.environ) if unlike and accelerator == "cuda" else NOTHING_COMPILED
 
 
 def torch_adam(accelerator: str) -> tuple[str, ...]:

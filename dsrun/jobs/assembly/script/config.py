@@ -159,7 +159,7 @@ def setting(
 def _version(text: str) -> dict[str, Any]:
     """A DeepSpeed's; nothing where it is one without a schema."""
     try:
-        return {"version": schema.version_of(text), "release": schema.release_of(text)}
+        return {"version": schema.version_of(text)}
     except DsrunError:
         return {}
 
