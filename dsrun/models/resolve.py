@@ -205,7 +205,11 @@ def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
     _check_whole(path)
     raise_all(_text_problems(path, config))
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+        raise DsrunError(
+            "holds no tokenizer",
+            where=str(path),
+            hint=f"Copy it from the model that this one was made of: {', '.join(TOKENIZER_FILES)}.",
+        )
     return config
 
 
