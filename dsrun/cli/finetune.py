@@ -61,6 +61,7 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
     from dsrun.cli.jobs.detach import detached
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.run_file import text_of
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
 
@@ -99,7 +100,12 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
             _show(planned, connection, options, resume=resume)
         else:
             choice = _choice(options) if resume else None
-            run(planned.job, machine, connection, options, resume=choice, away=away)
+            kept = (
+                ""
+                if resume
+                else text_of(planned, _typed(planned.job), Path(planned.job.run_dir), of_run=True)
+            )
+            run(planned.job, machine, connection, options, resume=choice, away=away, run_file=kept)
 
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:
@@ -153,8 +159,9 @@ def run(
     *,
     resume: CheckpointChoice | None,
     away: Detached | None = None,
+    run_file: str = "",
 ) -> None:
-    """Carry a job out (_running.run_job), with a view of its progress."""
+    """Carry a job out (cli/jobs/running.py), with a view of its progress. run_file: what the run's folder keeps."""
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say
@@ -184,6 +191,7 @@ def run(
         again=again,
         resume=resume,
         away=away,
+        run_file=run_file,
     )
 
 
@@ -206,7 +214,7 @@ def _summarise(result: dict[str, Any]) -> None:
     if left_out := _left_out(Path(result["run_dir"])):
         echo_folded(f"left out    {left_out}", 12)
     click.echo(f"memory      {_memory_text(result)}")
-    names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
+    names = ("run.toml", "deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
     echo_folded(f"run folder  {result['run_dir']}  ({there})", 12)
     if use := _use(result):

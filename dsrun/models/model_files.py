@@ -7,6 +7,7 @@ A family's model is called FILE-NAME. Its table comes before the keys that the f
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,11 +90,21 @@ def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
     return sorted(models, key=lambda model: model.parameters)
 
 
+def _files_here() -> list[str]:
+    """Files of the folder that the command is given in."""
+    try:
+        return [entry.name for entry in os.scandir() if entry.is_file()]
+    except OSError:
+        return []
+
+
 def load_model_file(name: str) -> ModelFile:
     """The model of that name. Raises DsrunError for an unknown name or a bad file."""
     path = find(name)
     if path is None:
-        hint = catalog.suggestion(name, names(), "See them all: dsrun models")
+        near = catalog.closest(name, _files_here()) if "." in name else None
+        hint = f"Did you mean the file {near}?" if near else ""
+        hint = hint or catalog.suggestion(name, names(), "See them all: dsrun models")
         raise DsrunError(f"unknown model {name!r}", hint=hint)
     return _read(name, path)
 

@@ -102,13 +102,15 @@ class ResumeOptions(
     )
 
 
-class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):
+class RerunOptions(FinetuneOptions):
     """Run.
 
-    The options of `dsrun rerun`.
+    The options of `dsrun rerun`: those of finetune, each with the run's own value where nothing is said.
     """
 
-    output_dir: Path | None = option(None, "The new run's folder.", default_text="beside RUN")
+    output_dir: Path | None = again(
+        OutputOptions, "output_dir", help="The new run's folder.", default_text="beside RUN"
+    )
 
 
 class ConfigOptions(OptionGroup):

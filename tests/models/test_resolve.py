@@ -415,3 +415,16 @@ def test_a_weight_file_that_is_cut_short_is_found_before_anything_is_made(huggin
     with pytest.raises(DsrunError, match="cut short") as caught:
         resolve.resolve(str(hugging_face_folder), None)
     assert caught.value.problems[0].where == str(file)
+
+
+def test_a_runs_result_has_the_name_of_the_runs_model(tmp_path, make_job):
+    from dsrun.models.resolve import _name_of
+
+    for result in ("model", "best"):
+        (tmp_path / "我的" / result).mkdir(parents=True)
+    assert _name_of(tmp_path / "我的" / "model") == "model"
+    job = make_job(tmp_path / "我的")
+    (tmp_path / "我的" / "job.json").write_text(job.to_json(), encoding="utf-8")
+    assert _name_of(tmp_path / "我的" / "model") == _name_of(tmp_path / "我的" / "best") == job.model.name
+    (tmp_path / "我的" / "job.json").write_text("{", encoding="utf-8")
+    assert _name_of(tmp_path / "我的" / "model") == "model"

@@ -114,9 +114,20 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
     if path.suffix != run_file.SUFFIX:
         raise click.UsageError(f"-o {path}: a run file's name ends in {run_file.SUFFIX}.")
-    text = run_file.text(model, _rows(planned), path.expanduser().absolute().parent)
+    text = text_of(planned, model, path.expanduser().absolute().parent)
     write_atomic(path.expanduser(), text, overwrite=overwrite)
     click.echo(f"written; start it: dsrun finetune {quote(str(path))}", err=True)
+
+
+def text_of(planned: PlannedJob[Any], model: str, folder: Path, *, of_run: bool = False) -> str:
+    """A planned fine-tune as a run file. model: absolute where it is a path; folder: the place of the file.
+
+    of_run: it is the one that the run's folder keeps, from which other runs begin: in folders of their own.
+    """
+    from dsrun.options import run_file
+
+    rows = (row for row in _rows(planned) if not of_run or row[0].name != "output_dir")
+    return run_file.text(model, rows, folder)
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
