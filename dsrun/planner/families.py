@@ -383,7 +383,7 @@ FAMILIES: dict[str, Family] = {
     "glm4v_text": Family(
         block=Block(copied=True, norms=4), fused=True, qkv_bias="attention_bias", key_default=True),
     "glm4v_moe_text": Family(
-        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True, head=128),
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True),
     "qwen3": Family(block=QWEN3, qkv_bias="attention_bias", out_bias="attention_bias", head=128),
     "glm": Family(block=Block(copied=True), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
     "glm4": Family(
