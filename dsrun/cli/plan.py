@@ -51,7 +51,7 @@ def command(models: Sequence[str], **values: Any) -> None:
 
     requested = given(PlanOptions, values)
     _check_together(requested)
-    models, requested = for_plan(models, _by_environment(requested))
+    models, requested = for_plan(models, requested)
     options = requested.options
     if options.calibrate:
         from dsrun.cli.planning.calibrate import calibrate
@@ -74,6 +74,7 @@ def decided(
     from dsrun.jobs.assembly import plan_target
     from dsrun.jobs.assembly.planning import subjects
 
+    requested = _by_environment(requested)
     _check_together(requested)
     options = requested.options
     subject = subjects.subject(model, options)

@@ -38,7 +38,7 @@ def test_a_config_is_json_on_stdout(dsrun):
 def test_warnings_go_to_stderr(dsrun):
     said = dsrun("preset", "zero2", "--set", "zero_optimization.sub_group_size=1e8")
     assert said.code == 0
-    assert "warning: $.zero_optimization.sub_group_size" in said.err
+    assert "note: $.zero_optimization.sub_group_size" in said.err
     assert json.loads(said.out)["zero_optimization"]["sub_group_size"] == 100_000_000
 
 

@@ -185,7 +185,6 @@ def test_bad_input_is_one_clear_message(dsrun, work, case):
     ("args", "words"),
     [
         (("auto",), "--model"),
-        (("zero2", "--gpu", "t4"), "--gpu"),
         (("zero2", "--seq-len", 9), "--seq-len"),
         (("auto", "--model", "llama-7b", "--copy", "x"), "--copy"),
     ],

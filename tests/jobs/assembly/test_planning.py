@@ -129,7 +129,6 @@ def test_a_model_in_numbers():
     [
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 8}, "xperts|mixtral"),
         ({**LLAMA, "num_local_experts": 8}, "experts"),
-        ({**LLAMA, "model_type": "qwen2_vl", "vision_config": {}}, "images"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({**CHATGLM, "position_encoding_2d": True}, "ChatGLM-6B"),
         ({"model_type": "llama", "hidden_size": 64}, "lacks num_hidden_layers"),

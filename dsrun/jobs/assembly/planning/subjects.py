@@ -14,6 +14,7 @@ from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
+from dsrun.planner.families import FAMILIES
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.shape import Shape, described, from_numbers
 
@@ -84,7 +85,10 @@ def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced
     try:
         return shape_of(config, where, folder=folder)
     except UnknownShapeError as unknown:
-        if not traced or not config.get("model_type"):
+        # A config that lacks or adds something to its own family is no other network: its class would fill in what is
+        # missing, and pass over what it doesn't know.
+        kind = config.get("model_type")
+        if not traced or not kind or kind in FAMILIES:
             raise
         from dsrun.jobs.assembly.planning import recordings
 
