@@ -30,7 +30,7 @@ def command(file: str, **values: Any) -> None:
 
     \b
     dsrun import sft.yaml -o run.toml             then: dsrun finetune run.toml
-    dsrun import train.sh --gpus 8                for so many ranks
+    dsrun import train.sh --gpus 8                for 8 ranks
     dsrun import sft.yaml --dataset-dir LF/data   with its dataset_info.json
     """
     from dsrun.trainers import files as foreign

@@ -135,7 +135,7 @@ def _check_bad_rows(job: Job) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
     if found.too_many:
-        hint = f"Mend them: {report['bad_rows_file']} lists them. Or train on the others: --allow-bad-rows."
+        hint = f"Fix them: {report['bad_rows_file']} lists them. Or train on the others: --allow-bad-rows."
         raise DsrunError(found.words, where=", ".join(job.data.train_files), hint=hint)
 
 

@@ -100,7 +100,7 @@ def _bad_rows(requested: Requested, files: Files, findings: Findings) -> list[Pr
     for path in () if requested.options.official else files.all:  # ChatGLM's own script leaves them out, too
         found = bad_rows(path, requested.columns, asked_format(requested.resolved))
         if found.too_many and not requested.options.allow_bad_rows:
-            hint = "Mend them (--strict-data names the first), or train on the others: --allow-bad-rows."
+            hint = "Fix them (--strict-data names the first), or train on the others: --allow-bad-rows."
             problems.append(Problem(found.words, str(path), hint))
         elif found.bad:
             findings.notes.append(f"{path}: {found.words}")
