@@ -1,6 +1,7 @@
 /* A CUDA runtime and driver of one GPU that computes nothing: in front of the real ones (LD_PRELOAD), so that a CUDA
-   build of torch runs its own CUDA branches under FakeTensorMode on a machine without a GPU. What would touch a GPU's
-   memory (cudaMalloc, kernels) is missing on purpose: it fails, as it should. */
+   build of torch runs its own CUDA branches under FakeTensorMode on a machine without a GPU. Addresses are given out
+   without memory behind them (FakeTensorMode itself makes one tensor, to begin CUDA); what would read or write there
+   (copies, kernels) is missing on purpose: it fails, as it should. */
 #include <driver_types.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,11 @@ int cudaDeviceGetAttribute(int *value, int attribute, int device) {
     return 0;
 }
 int cudaDeviceGetPCIBusId(char *id, int size, int device) { return strncpy(id, "0000:01:00.0", size), 0; }
+int cudaMalloc(void **at, size_t size) {
+    static char *next = (char *)(1UL << 40);
+    *at = next, next += (size + 511) / 512 * 512;
+    return 0;
+}
 int cudaMemGetInfo(size_t *of_it, size_t *all) { *of_it = 79UL << 30, *all = 80UL << 30; return 0; }
 int cudaHostAlloc(void **at, size_t size, unsigned flags) { *at = malloc(size); return 0; }
 int cudaFreeHost(void *at) { free(at); return 0; }

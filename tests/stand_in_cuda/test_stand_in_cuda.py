@@ -27,13 +27,18 @@ ANYWHERE = "fsdp_steps"
 """The case that is the same on every GPU, and takes the longest: on one."""
 
 
-def headers() -> Path | None:
-    """The folder of CUDA's headers in triton's package, which comes with torch's CUDA build."""
+def headers() -> list[Path]:
+    """The folders of CUDA's headers, torch's own version first: a struct of another one has another size. They come
+    with torch's CUDA build, whose packages leave out what triton's has (crt/)."""
     from importlib.util import find_spec
 
-    triton = find_spec("triton")
-    folder = Path(str(triton.origin)).parent / "backends/nvidia/include" if triton else Path("/none")
-    return folder if (folder / HEADER).is_file() and (folder / "crt/host_defines.h").is_file() else None
+    nvidia, triton = find_spec("nvidia"), find_spec("triton")
+    if nvidia is None or triton is None:
+        return []
+    places = [Path(place) for place in nvidia.submodule_search_locations or ()]
+    own = [file.parent for place in places for file in sorted(place.glob(f"*/include/{HEADER}"))]
+    rest = Path(str(triton.origin)).parent / "backends/nvidia/include"
+    return [*own, rest] if own and (rest / "crt/host_defines.h").is_file() else []
 
 
 def why_not() -> str:
@@ -59,8 +64,8 @@ def outcome(gpu, environ, tmp_path_factory):
     major, minor = CAPABILITIES[gpu]
     library = folder / "libcuda.so.1"
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-w", f"-DMAJOR={major}", f"-DMINOR={minor}", "-I", str(headers()), "-o",
-         str(library), str(HERE / "runtime.c")],
+        ["cc", "-shared", "-fPIC", "-w", f"-DMAJOR={major}", f"-DMINOR={minor}",
+         *(f"-I{folder}" for folder in headers()), "-o", str(library), str(HERE / "runtime.c")],
         check=True,
     )  # fmt: skip
     sys.path.insert(0, str(HERE))
@@ -85,12 +90,16 @@ pytestmark = pytest.mark.slow
 
 def test_the_gpu_is_the_stand_ins(outcome, gpu):
     assert tuple(result(outcome, "capability")) == CAPABILITIES[gpu]
-    assert result(outcome, "memory") == [0, 80 << 30]
+    held, there = result(outcome, "memory")
+    assert held < 1 << 20
+    assert there == 80 << 30
 
 
 def test_what_it_is_asked_in_passing(outcome, gpu):
     half = "torch.float16" if gpu == "V100" else "torch.bfloat16"
-    assert result(outcome, "questions") == [0, 0, "cuda:0", half, "Stand-in"]
+    allocated, reserved, *rest = result(outcome, "questions")
+    assert allocated <= reserved < 1 << 30
+    assert rest == ["cuda:0", half, "Stand-in"]
 
 
 def test_packed_examples_have_torchs_kernel_from_ampere_on(outcome, gpu):
