@@ -1,13 +1,14 @@
 """dsrun's findings beside what DeepSpeed does with the same configs, drawn at random: a page for docs/.
 
     python bench/agreement.py [--parsed 20000] [--initialised 300] [--seed N] [--jobs 2] [--minimise]
-        [--output docs/reference/agreement.md]
+        [--release 0.16.9 --sources DIR] [--output docs/reference/agreement.md]
 
 Every key of the schema by itself at all kinds of values, and `--parsed` drawn configs are read with DeepSpeedConfig,
 as 1 or 2 ranks would; `--initialised` more, that DeepSpeed reads without complaint, train two steps of a small model
 on the CPU, each in a process of its own. A config that DeepSpeed stops at has to get an error from dsrun; one that it
 takes mustn't get an error that says it stops. With --output the page and bench/results/agreement-<date>.json are
 written. Exits 1 where a disagreement has no explanation (bench/oracle/known.py holds those).
+--release asks another release than the installed one, whose code is written to --sources; it only reads.
 Operators that aren't compiled in $DSRUN_CACHE or $TORCH_EXTENSIONS_DIR are left out; --build compiles the common ones.
 """
 
@@ -20,6 +21,7 @@ import multiprocessing
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -173,7 +175,9 @@ def said(found: Disagreement) -> str:
 
 def page(reports: dict[str, Report], settings: dict[str, Any], seconds: dict[str, float]) -> str:
     """The page for docs/reference."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch"))
+    installed = {name: version(name) for name in ("deepspeed", "torch")}
+    installed["deepspeed"] = draw.RELEASE or installed["deepspeed"]
+    versions = ", ".join(f"{name} {number}" for name, number in installed.items())
     reads, trains = reports["parsed"], reports["initialised"]
     known = [tally for report in reports.values() for tally in report.causes.values() if tally.first.known]
     open_ = [tally for report in reports.values() for tally in report.unexplained]
@@ -265,6 +269,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minimise", action="store_true", help="leave out of each example what isn't needed")
     parser.add_argument("--build", action="store_true", help="compile the operators that are missing")
+    parser.add_argument("--release", help="a release of DeepSpeed other than the installed one")
+    parser.add_argument("--sources", type=Path, help="where the code of releases is written to")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
@@ -288,9 +294,22 @@ def compare_all(given: argparse.Namespace) -> tuple[dict[str, Report], dict[str,
     return reports, seconds
 
 
+def _start_again(given: argparse.Namespace) -> None:
+    """Go on as a process that imports the named release."""
+    from oracle import releases
+
+    place = releases.unpacked(
+        given.release, given.sources or Path(tempfile.gettempdir(), "deepspeed-releases")
+    )
+    words = [sys.executable, __file__, *sys.argv[1:], "--initialised", "0"]
+    os.execve(sys.executable, words, releases.environment(place))
+
+
 def main() -> None:
     """Compare, print, write, and fail where a disagreement has no explanation."""
     given = options()
+    if given.release and given.release != draw.RELEASE:
+        _start_again(given)
     reading.load()
     compare.judge(draw.Case({}, 1))  # the rules are loaded here, and the same for every process
     reports, seconds = compare_all(given)

@@ -52,6 +52,8 @@ class Circumstances:
     gpus: bool | None = None
     """Whether the machine has GPUs."""
     overlap_comm: bool | None = None
+    expert_parallel: bool | None = None
+    """Whether DeepSpeed's AutoEP divides a mixture's experts."""
     peft: bool | None = None
     """Whether it trains with LoRA or another method that freezes the model."""
     fp32_adapter: bool | None = None
@@ -190,6 +192,9 @@ def installed(path: Iterable[str] | None = None) -> dict[str, str]:
 
 def given(texts: Sequence[str], option: str) -> dict[str, str]:
     """The versions of "deepspeed==0.19.4,transformers==5.1". Raises DsrunError with all that is wrong in it."""
+    from dsrun.releases.packed import packages as with_data
+
+    known = (*NAMES, *(name for name in with_data() if name not in NAMES))
     problems: list[Problem] = []
     versions: dict[str, str] = {}
     for text in (part for line in texts for part in line.split(",") if part.strip()):
@@ -197,8 +202,8 @@ def given(texts: Sequence[str], option: str) -> dict[str, str]:
         if parts is None:
             hint = "Write NAME==VERSION: deepspeed==0.19.4,transformers==5.1"
             problems.append(Problem(f"{text.strip()!r} names no version", option, hint))
-        elif (name := packages.plain(parts[1])) not in NAMES:
-            hint = catalog.suggestion(name, NAMES, f"Those that are judged: {', '.join(NAMES)}")
+        elif (name := packages.plain(parts[1])) not in known:
+            hint = catalog.suggestion(name, known, f"Those that are judged: {', '.join(known)}")
             problems.append(Problem(f"nothing is known of {parts[1]}", option, hint))
         elif versions.setdefault(name, parts[2]) != parts[2]:
             problems.append(Problem(f"{name} is given twice: {versions[name]} and {parts[2]}", option))

@@ -23,12 +23,13 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safete
 # Room -> the rooms of dsrun that it may import, besides itself and the modules beside them (errors, files, catalog).
 ALLOWED = {
     "options": set(),
-    "config": {"options"},
+    "config": {"options", "releases"},
     "data": {"host", "options", "job"},
     "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
     "releases": set(),
+    "bisect": {"releases"},
     "cluster": {"host"},
     "job": {"host", "options"},
     "jobs.diagnosis": {"host", "job", "releases"},
@@ -46,7 +47,7 @@ ALLOWED = {
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
-    "releases",
+    "bisect",
     "training",
     "reports",
     "jobs.supervision",

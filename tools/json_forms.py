@@ -177,6 +177,31 @@ class Validate(TypedDict):
     findings: list[FindingRow]
 
 
+class BisectCulprit(TypedDict):
+    """A package that it takes, and the two releases between which it changes."""
+
+    package: str
+    last_right: str
+    first_wrong: str
+    untold: list[str]
+    """Releases between these two of which it can't be told."""
+
+
+class Bisect(TypedDict):
+    """What makes the difference between two sets of versions."""
+
+    culprits: list[BisectCulprit]
+    """All of them are needed together."""
+    others: dict[str, str]
+    """Package -> version, of those that make no difference."""
+    tried: int
+    """Sets of versions that were asked."""
+    says: str
+    """The line of the first wrong one."""
+    entry: str
+    """An entry for presets/versions/."""
+
+
 class Diff(TypedDict):
     """The keys in which two configs differ."""
 
@@ -355,12 +380,47 @@ class Plan(TypedDict):
 
     model: PlanModel
     place: str
+    trainer: Annotated[str, "who trains: presets/trainers"]
     plans: list[PlanRow]
     skipped: Annotated[dict[str, str], "preset: why"]
     advice: Object | None
     usual: Annotated[list[Object], "the best plan on usual GPUs, each a plan with `gpus`"]
     cost: Object | None
     notes: list[str]
+    knobs: Annotated[list[Object], "what makes the first plan safe, where it is tight"]
+    lengths: Annotated[list[Object], "with --lengths: memory by the tokens of an example"]
+    timeline: Annotated[list[Object], "with --timeline: a step's memory"]
+    cards: Annotated[list[Object], "with --card: the same on other GPUs"]
+
+
+class TuneTrial(TypedDict):
+    """A trial of a search."""
+
+    candidate: str
+    knobs: dict[str, str]
+    steps: int
+    planned_seconds: float
+    seconds: Annotated[float | None, "of a step; null where it died"]
+    reason: str
+    out_of_memory: bool
+
+
+class TuneRefused(TypedDict):
+    """A candidate that finetune doesn't start."""
+
+    name: str
+    reason: str
+
+
+class Tune(TypedDict):
+    """What came of a search for the fastest settings."""
+
+    preset: Annotated[str | None, "the file; null where every trial died"]
+    knobs: dict[str, str]
+    seconds_per_step: float | None
+    sure: Annotated[bool, "whether no other candidate may be faster, as far as the trials tell"]
+    trials: list[TuneTrial]
+    refused: list[TuneRefused]
 
 
 class PlanLayouts(TypedDict):
@@ -557,12 +617,14 @@ FORMS = {
     "compare": Form(("dsrun compare RUN RUN",), Compare),
     "diagnose": Form(("dsrun diagnose LOG",), Diagnosis),
     "validate": Form(("dsrun validate FILE",), Validate),
+    "bisect": Form(("dsrun bisect",), Bisect),
     "diff": Form(("dsrun diff A B",), Diff),
     "models": Form(("dsrun models",), Models),
     "presets": Form(("dsrun preset",), Presets),
     "preset-explain": Form(("dsrun preset NAME --explain",), PresetExplain),
     "import": Form(("dsrun import FILE",), Import),
     "plan": Form(("dsrun plan MODEL",), Plan),
+    "tune": Form(("dsrun tune MODEL",), Tune),
     "plan-layouts": Form(("dsrun plan MODEL --layouts",), PlanLayouts),
     "plan-inference": Form(("dsrun plan MODEL --for inference",), PlanInference),
     "plan-calibrate": Form(("dsrun plan --calibrate RUN",), PlanCalibrate),

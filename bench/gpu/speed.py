@@ -411,6 +411,8 @@ class Bench:
             "set_up": run.name,
             "gpus": run.gpus,
         }
+        first = next((line["seconds"] for line in found["metrics"] if "tokens" in line), None)
+        figures["first_step_seconds"] = first
         plan = planned(run.plan_words(model, self.precision), self.card, folder, seconds)
         flops = model.flops(length, frozen=run.lora)
         return self.judged(flops, tokens, took, {**about, **figures, **plan, "notes": found["notes"][:6]})

@@ -13,9 +13,8 @@ from functools import lru_cache
 from dsrun.config import tree
 from dsrun.config.rules import Finding, Setting, run
 from dsrun.config.rules.frame import DIFFERS, FAILS
-from dsrun.config.schemas import schema
 from oracle import reading, training
-from oracle.draw import Case, Config, places, take
+from oracle.draw import SCHEMA, Case, Config, places, take
 from oracle.known import KNOWN
 from oracle.reading import ACCEPTED, REFUSED, Outcome
 
@@ -123,7 +122,8 @@ class Report:
 def judge(case: Case) -> Verdict:
     """dsrun's verdict on a case."""
     try:
-        return Verdict(tuple(run(copy.deepcopy(case.config), Setting(world_size=case.world_size, **CPU))))
+        setting = Setting(version=SCHEMA.version, world_size=case.world_size, **CPU)
+        return Verdict(tuple(run(copy.deepcopy(case.config), setting)))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename.rpartition('/dsrun/')[2]}:{frame.lineno}"
@@ -166,7 +166,7 @@ def shape(config: Config, path: str) -> str:
 @lru_cache(maxsize=4096)
 def canonical(path: str) -> str:
     """A path under the names that aliases stand for; list indexes as N, keys that the schema hasn't as ?."""
-    known = schema.load()
+    known = SCHEMA
     keys: list[str] = []
     for key in known.canonical(path).split("."):
         here = ".".join([*keys, key])

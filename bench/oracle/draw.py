@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,9 @@ from dsrun.config.schemas import schema
 Config = dict[str, Any]
 Node = Mapping[str, Any]
 
-SCHEMA = schema.load()
+RELEASE = os.environ.get("DSRUN_ORACLE_RELEASE", "")
+"""The release of DeepSpeed that is asked, where it isn't the newest (releases.py)."""
+SCHEMA = schema.load(schema.version_of(RELEASE) if RELEASE else None)
 ZERO = "zero_optimization"
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 ODD_NUMBERS = (-1, 0, 1, 2, 3, 0.5, 1.5, 7, 8, 1e-8, -0.1, 2.0, 2e8, 2**31, 2**63, 1e30, -(10**6))

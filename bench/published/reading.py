@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.models import model_files
+from dsrun.models.multimodal import completed
+from dsrun.models.text_shape import shape_of
 from dsrun.planner import lora, shapes, trainers
 from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import Shape
@@ -24,6 +27,8 @@ from published.words import UnknownWordError, UnreadableError
 CASES = Path(__file__).with_name("cases.json")
 LATER = Path(__file__).with_name("later.json")
 """Cases that were collected when the planner was done: no constant was chosen with them at hand."""
+MIXTURES = Path(__file__).with_name("mixtures.json")
+"""Cases of mixtures of experts, collected later still: most say only that a run fitted, or that it died."""
 
 # What only the bench needs to know. Bytes a logit in losses that aren't today's transformers': the round middle of
 # the range that published runs with the same code imply.
@@ -120,6 +125,8 @@ def read(case: Mapping[str, Any]) -> Read:
     """The set-up of a case. Raises UnreadableError, for a word that isn't in the language an UnknownWordError."""
     notes: list[str] = []
     words.check(case, notes)
+    if int(case.get("ep") or 1) > 1:
+        raise UnreadableError("its experts are divided over ranks, which the planner doesn't model")
     shape = _shape(case, notes)
     engine, stage = _strategy(case, notes)
     with_lora = bool(words.switch(case, "lora"))
@@ -188,11 +195,11 @@ def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
     kbit = words.switch(case, "kbit_casts")
     if kbit is None and trainer is not None:
         kbit = trainer.value("kbit_casts")
-    own_loop = case.get("logits") in OWN_LOOPS
+    of_then = case.get("logits") in ("hf_old", "hf_new")
     mixed = str(case.get("precision") or "bf16").lower() in MIXED
     return {
         "kbit_casts": bool(kbit) and str(setup.quantized) in BITSANDBYTES,
-        "fp32_stream": mixed and not own_loop and trainers.in_fp32(setup),
+        "fp32_stream": mixed and of_then and trainers.in_fp32(setup),
     }
 
 
@@ -208,6 +215,8 @@ def _trainer(case: Mapping[str, Any]) -> trainers.TrainerDefaults | None:
 
 
 def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
+    if named := case.get("catalogue"):
+        return _of_catalogue(str(named), case.get("layers"))
     name, parameters = str(case.get("model")), case.get("params")
     try:
         shape, said = shapes.shape(name, int(float(parameters)) if parameters else None)
@@ -215,6 +224,16 @@ def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
         raise UnreadableError(f"no shape for {name}: {error}") from error
     notes.extend(said)
     return shape
+
+
+def _of_catalogue(name: str, layers: int | None) -> Shape:
+    """The shape of a model of `dsrun models`, cut to so many layers."""
+    found = model_files.load_model_file(name)
+    if not layers:
+        return shape_of(found.architecture, name, found.parameters)
+    config = completed(found.architecture)
+    text = {**config.get("text_config", config), "num_hidden_layers": layers}
+    return shape_of({**config, "text_config": text} if "text_config" in config else text, name)
 
 
 def _own_code(setup: Setup, block: Mapping[str, Any]) -> Setup:
@@ -344,12 +363,21 @@ ENDS = ("lm_head", "output_layer", "embed_out", "embed_tokens", "wte", "word_emb
 """LoRA's targets outside the blocks: a vocabulary wide."""
 
 
+GROUPS = {
+    "linear": ("all-linear",), "attention": ("q", "k", "v", "o"), "attn": ("q", "k", "v", "o"),
+    "mlp": ("gate", "up", "down"),
+}  # fmt: skip
+"""Words for several of a block's matrices."""
+
+
 def _targets(case: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
     """The matrices of a block that LoRA is put on, and the number of those outside the blocks."""
     named = case.get("lora_targets") or "q_proj,v_proj"
     if not isinstance(named, str | list) or not all(isinstance(name, str) for name in named):
         raise UnknownWordError("lora_targets", named)
-    found, others = lora.roles(named)
+    words_of = named.split(",") if isinstance(named, str) else named
+    expanded = [each for word in words_of for each in GROUPS.get(word.strip().lower(), (word,))]
+    found, others = lora.roles(expanded)
     if unknown := [name for name in others if name not in ENDS]:
         raise UnknownWordError("lora_targets", unknown[0], "is no matrix that the planner knows")
     return found, len(others)

@@ -61,6 +61,7 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
     from dsrun.cli.jobs.detach import detached
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.run_file import text_of
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
 
@@ -99,7 +100,12 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
             _show(planned, connection, options, resume=resume)
         else:
             choice = _choice(options) if resume else None
-            run(planned.job, machine, connection, options, resume=choice, away=away)
+            kept = (
+                ""
+                if resume
+                else text_of(planned, _typed(planned.job), Path(planned.job.run_dir), of_run=True)
+            )
+            run(planned.job, machine, connection, options, resume=choice, away=away, run_file=kept)
 
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:
@@ -153,8 +159,9 @@ def run(
     *,
     resume: CheckpointChoice | None,
     away: Detached | None = None,
+    run_file: str = "",
 ) -> None:
-    """Carry a job out (_running.run_job), with a view of its progress."""
+    """Carry a job out (cli/jobs/running.py), with a view of its progress. run_file: what the run's folder keeps."""
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say
@@ -184,6 +191,7 @@ def run(
         again=again,
         resume=resume,
         away=away,
+        run_file=run_file,
     )
 
 
@@ -203,8 +211,10 @@ def _summarise(result: dict[str, Any]) -> None:
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         echo_folded(f"{when:<11} {text}{_share(result['answered'].get(when, {}))}", 12)
     _show_answers(Path(result["run_dir"]))
+    if left_out := _left_out(Path(result["run_dir"])):
+        echo_folded(f"left out    {left_out}", 12)
     click.echo(f"memory      {_memory_text(result)}")
-    names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
+    names = ("run.toml", "deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
     echo_folded(f"run folder  {result['run_dir']}  ({there})", 12)
     if use := _use(result):
@@ -242,6 +252,19 @@ def _shortened(text: str) -> str:
     text, room = " ".join(text.split()), (screen_width() or ANSWER_WIDTH) - len("  expected  ...")
     fits = len(text) if width(text) <= room else len(text) * room // width(text)
     return printable(text, fits)
+
+
+def _left_out(run_dir: Path) -> str:
+    """The rows that could not be trained on, with the place of their list; empty where there are none."""
+    from dsrun.data.data_file import BadRows
+    from dsrun.job.layout import DATA_REPORT
+
+    try:
+        report = json.loads((run_dir / DATA_REPORT).read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError):
+        return ""  # a run of an older dsrun, or one whose rows were prepared elsewhere
+    found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
+    return f"{found.words}, listed in {report['bad_rows_file']}" if found.bad else ""
 
 
 def _perplexity(result: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ YAML = (".yaml", ".yml")
 FSDP_OPTIONS = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
 AUTO_OPTIONS = ("seq_len", "activation_checkpointing")
 """Options for NAME auto only."""
-MODEL_OPTIONS = ("gpu", "gpu_memory", "host_memory")
+MODEL_OPTIONS = ("gpu_memory", "host_memory")
 """Options for --model only."""
 
 
@@ -99,6 +99,7 @@ def _build(name: str, requested: Resolved[PresetOptions]) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.options.commands import FinetuneOptions
 
+    requested = _with_precision(name, requested)
     options = requested.options
     built_options = select(Options, options, origins={})
     if name != AUTO and options.target != "deepspeed" and (fsdp := preset.load(name).fsdp):
@@ -126,6 +127,47 @@ def _build(name: str, requested: Resolved[PresetOptions]) -> None:
         raise click.UsageError("--for accelerate writes two files: name the YAML with -o accelerate.yaml")
     elif file is None:
         click.echo(_text(built), nl=False)
+
+
+def _with_precision(name: str, requested: Resolved[PresetOptions]) -> Resolved[PresetOptions]:
+    """The precision that the named card does best, or those of this machine; where there is none, a line says what is
+    written. A preset's own stays, and so does what a model's job or another reader decides."""
+    from dsrun.config.presets import preset
+    from dsrun.options.derived import precision_of
+    from dsrun.options.layers import Source
+
+    options = requested.options
+    given = options.precision is not None or any("16.enabled" in text for text in options.overrides)
+    if given or options.model is not None or options.target != "deepspeed" or name == AUTO:
+        return requested
+    chosen = preset.load(name)
+    if chosen.fsdp or precision_of(chosen.merged("deepspeed")[0]):
+        return requested
+    if options.gpu is not None:
+        best, where = _best_of(options.gpu), f"--gpu {options.gpu}"
+    elif not (best := _best_here()):
+        says = "fp16 with its loss scaling, which every GPU runs: no card is named (--gpu a100-80g) or found here"
+        echo_folded(f"dsrun: note: {says}", 2, err=True)
+        return requested
+    else:
+        where = "this machine's GPUs"
+    return requested.filled(Source.DERIVED, {"precision": best}, where)
+
+
+def _best_of(gpu: str) -> str:
+    """What a kind of GPU computes best in."""
+    from dsrun.planner import gpus
+
+    chosen = gpus.load(gpu)
+    return "bf16" if chosen.bf16 else "fp16" if chosen.takes_fp16(os.environ) else "fp32"
+
+
+def _best_here() -> str:
+    """What the GPUs of this machine compute best in; empty where there is none."""
+    from dsrun.cluster.devices import detect
+
+    machine = detect(os.environ)
+    return machine.default_precision if machine.accelerator == "cuda" else ""
 
 
 def _of_fsdp(fsdp: FsdpPreset, requested: Resolved[PresetOptions], built_options: Options) -> None:

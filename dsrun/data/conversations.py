@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from dsrun.options.table import FormatOptions
 
 AUTO = "auto"
 """Data format: told by the file's columns."""
 PROMPT_RESPONSE, ALPACA, SHAREGPT, MESSAGES = "prompt-response", "alpaca", "sharegpt", "messages"
+DOLLY = "dolly"
+"""Alpaca's rows under Dolly's names."""
 TEXT = "text"
 """Plain text, every token of which is trained on."""
 ROLES = {
@@ -190,7 +192,18 @@ def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
     return (prompt, response) if all(text.strip() and is_text(text) for text in (prompt, response)) else None
 
 
+def _instructed(row: Mapping[str, Any], columns: Columns) -> Conversation:
+    """An instruction with its response, and what it is about in between, as Dolly's rows have it."""
+    return _alpaca({**row, "input": _first(row, "context", "input")}, columns, answer="response")
+
+
 def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
+    asked, answered = row.get(columns.prompt), row.get(columns.response)
+    if _are_messages(asked) and _are_messages(answered):
+        return _conversation([*asked, *answered], _text(row.get("system")), _tools(row.get("tools")))
+    for value in (asked, answered):
+        if isinstance(value, (list, dict)):
+            raise BadRowError(f"holds something other than text: {_short(value)}")
     for column in columns[:2]:
         _check_filled(row.get(column), column, blanks=columns.blanks)
     history = _history(row.get(columns.history))
@@ -199,12 +212,17 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
 
 
-def _alpaca(row: Mapping[str, Any], columns: Columns) -> Conversation:
-    instruction, extra, output = (_text(row.get(name)) for name in ("instruction", "input", "output"))
+def _are_messages(value: Any) -> TypeGuard[list[Any]]:
+    """Whether a prompt or a response is a list of messages, as TRL's conversational data sets have them."""
+    return isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
+
+
+def _alpaca(row: Mapping[str, Any], columns: Columns, answer: str = "output") -> Conversation:
+    instruction, extra, output = (_text(row.get(name)) for name in ("instruction", "input", answer))
     if not instruction.strip():
         instruction, extra = extra, ""
     _check_filled(instruction, "instruction")
-    _check_filled(output, "output")
+    _check_filled(output, answer)
     system = _text(row.get("system"))
     history = _history(row.get(columns.history))
     return Conversation((*history, Turn(instruction, output, extra if extra.strip() else "")), system)
@@ -263,6 +281,11 @@ FORMATS = {
         _alpaca,
         lambda _: ("instruction", "output"),
         also=lambda columns: ("input", "system", columns.history),
+    ),
+    DOLLY: DataFormat(
+        _instructed,
+        lambda _: ("instruction", "response"),
+        also=lambda columns: ("context", "input", "system", columns.history),
     ),
     TEXT: DataFormat(_document, lambda columns: (columns.text,)),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 JOB = "job.json"
+RUN_FILE = "run.toml"
+"""The run's options as a run file: for the same with another value, here or elsewhere."""
 SECRETS = "secrets.json"
 """Values that job.json hides, with their places: readable for its owner alone."""
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"

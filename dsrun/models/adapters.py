@@ -36,7 +36,7 @@ PLAIN_LORA: dict[str, tuple[object, ...]] = {
     "lora_bias": (False, None),
 }
 """Fields of PEFT's LoraConfig that must have one of these values: with another one it is more than plain LoRA."""
-INSIDE = re.compile(r"[\w\\.]+\\\.\.\*\\\.\((?P<names>[\w|]+)\)")
+INSIDE = re.compile(r"[\w\\.]+\\\.\(\.\*\\\.\)\?\((?P<names>[\w|]+)\)")
 """The form of what `inside` writes."""
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX_WEIGHTS = ("pytorch_model.bin", "model.safetensors", "pytorch_model.safetensors")
@@ -58,7 +58,7 @@ class Adapter:
 
 def inside(path: str, names: Sequence[str]) -> str:
     """Layers of these names inside a module, as a pattern for PEFT's target_modules."""
-    return rf"{re.escape(path)}\..*\.({'|'.join(names)})"
+    return rf"{re.escape(path)}\.(.*\.)?({'|'.join(names)})"
 
 
 def read_adapter(path: Path) -> Adapter:

@@ -41,7 +41,7 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
             raise DsrunError(
                 f"MODEL is a path ({name}) and --model-path is given too", hint="Give the path once."
             )
-        return _from_path(Path(name), Path(name).name, None, training=training), {}
+        return _from_path(Path(name), _name_of(Path(name)), None, training=training), {}
     if model_path is not None:
         if model is None:
             return _from_path(model_path, name, None, training=training), {}
@@ -124,10 +124,29 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     return multimodal.completed(spec.architecture)
 
 
+def folder_of(spec: ModelSpec) -> Path | None:
+    """The model's own folder in transformers' format; None where it has none yet."""
+    return Path(spec.location) if spec.source == "folder" else None
+
+
 def positions_of(spec: ModelSpec) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
     positions = multimodal.text_config(architecture(spec)).get("max_position_embeddings")
     return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def _name_of(path: Path) -> str:
+    """The name of a model in a folder or file: that of the run's model where it is a run's result."""
+    from dsrun.job.job import Job
+    from dsrun.job.layout import BEST, JOB, MODEL, ORIGINAL
+
+    whole = path.expanduser().absolute()
+    if whole.name in (MODEL, BEST, ORIGINAL) and (whole.parent / JOB).is_file():
+        try:
+            return Path(Job.read_shown(whole.parent / JOB).model.name).name
+        except (DsrunError, OSError):
+            return whole.name  # a run that can't be read is no matter of its model
+    return whole.name
 
 
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
@@ -186,7 +205,11 @@ def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
     _check_whole(path)
     raise_all(_text_problems(path, config))
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+        raise DsrunError(
+            "holds no tokenizer",
+            where=str(path),
+            hint=f"Copy it from the model that this one was made of: {', '.join(TOKENIZER_FILES)}.",
+        )
     return config
 
 

@@ -22,6 +22,11 @@ TEXT_CONFIG = "text_config"
 """The key of the text part in the config of a model that has others, too."""
 SUB_CONFIGS = {"sub_configs", "sub_configs_defaults"}
 """Names of the table of a config's parts in its class, by release."""
+STATE_PACKAGES = {
+    "fla": "flash-linear-attention", "flash_linear_attention": "flash-linear-attention",
+    "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm", "mamba_2_ssm": "mamba-ssm",
+}  # fmt: skip
+"""Packages of kernels by their modules' names, or transformers' -> as pip has them."""
 SPEECH = ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES")
 ALL = "MODEL_MAPPING_NAMES"
 AUTO = "models/auto/modeling_auto.py"
@@ -68,6 +73,19 @@ def required_inputs(model_type: str, name: str) -> tuple[str, ...]:
     return tuple(argument.arg for argument in taken[1 : len(taken) - len(forward.args.defaults)])
 
 
+def kernel_packages(model_type: str) -> tuple[str, ...]:
+    """The packages whose kernels a model's layers with a state take, as pip names them, by the source of its class.
+
+    Since 5.20 a function names its package, before that the module asks which of them are there.
+    """
+    name = causal_class(model_type) or multimodal_class(model_type)
+    path = _module_of(model_type, name) if name else None
+    text = path.read_text(encoding="utf-8") if path else ""
+    asked = re.findall(r"func_from_hub_with_fallback\(\s*\"\w+\",\s*\"(\w+)\"", text)
+    asked += [name for name in re.findall(r"\bis_(\w+?)_available\b", text) if name in STATE_PACKAGES]
+    return tuple(dict.fromkeys(STATE_PACKAGES.get(name, name.replace("_", "-")) for name in asked))
+
+
 def text_type(model_type: str) -> str | None:
     """The model_type of the text part of a model that has others beside it; None where transformers knows none."""
     classes = _config_classes(model_type)
@@ -99,6 +117,26 @@ def config_defaults(model_type: str) -> dict[str, Any]:
     return _defaults(node, classes) if node else {}
 
 
+def config_aliases(model_type: str) -> tuple[frozenset[str], ...]:
+    """The keys of a model_type's config that stand for one another (its class's attribute_map)."""
+    classes = _config_classes(model_type)
+    node = next((node for node in classes.values() if _value(node, "model_type") == model_type), None)
+    for part in node.body if node else ():
+        if isinstance(part, ast.Assign) and "attribute_map" in map(_name, part.targets):
+            pairs = (
+                zip(part.value.keys, part.value.values, strict=True)
+                if isinstance(part.value, ast.Dict)
+                else ()
+            )
+            constants = (
+                (k.value, v.value)
+                for k, v in pairs
+                if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
+            )
+            return tuple(frozenset(map(str, pair)) for pair in constants)
+    return ()
+
+
 def _defaults(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
     """A config class's defaults, after those of the classes in its file that it inherits from."""
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
@@ -128,8 +166,8 @@ def _config_classes(model_type: str) -> Mapping[str, ast.ClassDef]:
             return _classes(path)
     text = f'model_type = "{model_type}"'
     files = (path for path in sorted(models.glob("*/configuration_*.py")) if text in path.read_text("utf-8"))
-    path = next(files, None)
-    return _classes(path) if path else MappingProxyType({})
+    found = next(files, None)
+    return _classes(found) if found else MappingProxyType({})
 
 
 def _value(node: ast.ClassDef, name: str) -> object:
@@ -151,13 +189,13 @@ def _is_called(node: ast.stmt, name: str) -> bool:
 
 
 def supports(model_type: str, flag: str) -> bool | None:
-    """A class flag of a causal language model: `_supports_sdpa`, `_supports_flash_attn`.
+    """A class flag of a language model, or of one with more than text: `_supports_sdpa`, `_supports_flash_attn`.
 
     None where the class, or the flag's value, isn't a plain constant that can be read.
     """
     if flag == SDPA and model_type in CAPPED:
         return False
-    name = causal_class(model_type)
+    name = causal_class(model_type) or multimodal_class(model_type)
     path = _module_of(model_type, name) if name else None
     return _constant(_classes(path), str(name), flag) if path else None
 

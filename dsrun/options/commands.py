@@ -102,13 +102,15 @@ class ResumeOptions(
     )
 
 
-class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):
+class RerunOptions(FinetuneOptions):
     """Run.
 
-    The options of `dsrun rerun`.
+    The options of `dsrun rerun`: those of finetune, each with the run's own value where nothing is said.
     """
 
-    output_dir: Path | None = option(None, "The new run's folder.", default_text="beside RUN")
+    output_dir: Path | None = again(
+        OutputOptions, "output_dir", help="The new run's folder.", default_text="beside RUN"
+    )
 
 
 class ConfigOptions(OptionGroup):
@@ -289,6 +291,25 @@ class BoardOptions(OptionGroup):
     )  # fmt: skip
 
 
+class TuneOptions(JsonOptions):
+    """Tuning.
+
+    The options of `dsrun tune`, which has finetune's beside them.
+    """
+
+    trials: int = option(8, "Runs at most.", at_least=1, at_most=1000)
+    trial_steps: int = option(
+        8, "Steps of a short one; the faster half is tried again with twice as many.", at_least=3
+    )
+    folder: Path = option(
+        Path("tuned"), "What is tried and found stays there; the same command goes on with it."
+    )
+    knobs: tuple[str, ...] = option(
+        (), "One more option of finetune and the values to try (repeat for more).", flags=("--knob",),
+        metavar="NAME=A,B",
+    )  # fmt: skip
+
+
 class ReportOptions(OptionGroup):
     """Report.
 
@@ -365,6 +386,14 @@ class PlanOptions(
     layouts: bool = option(
         False, "Compare layouts of data, tensor, sequence and pipeline parallelism over all GPUs."
     )
+    cards: tuple[str, ...] = option(
+        (), "Compare this kind of GPU, too: all, or a price for an hour behind its name (repeat for more).",
+        flags=("--card",), metavar="NAME[=PRICE]",
+    )  # fmt: skip
+    lengths: bool = option(
+        False, "Memory by the length of an example, and the longest that fits; --plot draws it."
+    )
+    timeline: bool = option(False, "The first plan's memory over a step.")
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
@@ -376,7 +405,7 @@ class PlanOptions(
     )
     measure: bool = option(
         False,
-        "Train a few steps on one GPU of this machine, with two micro batches, and plan with what they took.",
+        "Train a few steps on one GPU or CPU rank here, with two micro batches, and plan with what they took.",
     )
     calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")
     as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))

@@ -65,6 +65,8 @@ class Option:
     """Whether --help shows it; --help-all shows all."""
     path: str = ""
     """For a text that may be a path: PATH, NAME_OR_PATH or LIST_OR_FILE. A run file's paths are relative to it."""
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other tools' words for a value, also for one of several with commas between them -> dsrun's."""
     command_line_only: bool = False
     """Whether it says how a command is to go this time only. A run file has no such keys."""
 
@@ -233,6 +235,8 @@ class Entry:
         if self.repeated:
             values = value if isinstance(value, (list, tuple)) else (value,)
             return tuple(map(self.kind, values))
+        if isinstance(value, str) and self.option.synonyms:
+            value = ",".join(self.option.synonyms.get(part.strip(), part) for part in value.split(","))
         return value if value is None else self.kind(value)
 
 

@@ -241,6 +241,9 @@ class EncodingOptions(OptionGroup):
     train_on_prompt: bool = option(False, "Train on prompts as on responses.")
     strict_data: bool = option(False, "Stop where an example would be left out.")
     allow_truncation: bool = option(False, "Train on what is left of many examples that are too long.")
+    allow_bad_rows: bool = option(
+        False, "Train on what is left of files of which many rows can't be trained on."
+    )
     official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
 
 
@@ -353,7 +356,7 @@ class PeftOptions(OptionGroup):
     lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
     lora_target: str = option(
         "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
-        metavar="NAMES", default_text="all linear layers, but the output's and routers",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers", synonyms={"all-linear": "all"},
     )  # fmt: skip
     # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
@@ -419,6 +422,7 @@ class ComputeOptions(OptionGroup):
     )
     compile: bool = option(
         False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+        flags=("--compile/--no-compile",), default_text="where it was measured to pay on the job's GPUs",
     )  # fmt: skip
 
     @property

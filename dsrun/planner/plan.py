@@ -110,6 +110,8 @@ class Plan:
     """The memory that decides, in words."""
     scarce: str = ""
     """The scarcest memory: GPU, host or NVMe; empty where none is known."""
+    demand: float = 0.0
+    """Bytes of a GPU that it can't do without (see the function of that name)."""
 
     @property
     def chance(self) -> float:
@@ -179,6 +181,7 @@ def judge(
         used=used,
         reason=reason,
         scarce=scarce,
+        demand=demand(setup, gpu, expandable=budget.expandable),
     )
 
 

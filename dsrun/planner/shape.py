@@ -151,8 +151,9 @@ class Shape:
         counts = Counter({self.hidden * self.query_width: (1 if gate else 2) * attention})
         counts[2 * self.hidden * self.query_width] += attention * gate
         counts[self.hidden * self.kv_width] += 2 * attention
-        for sizes in self.recurrent.linears if self.recurrent else ():
-            counts[sizes[0] * sizes[1]] += self.recurrent.layers
+        if (recurrent := self.recurrent) is not None:
+            for rows, columns in recurrent.linears:
+                counts[rows * columns] += recurrent.layers
         if (experts := self.experts) is None:
             counts[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
         else:  # a block's experts are two weights: into them and out
@@ -380,7 +381,7 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
             LIMITS,
         )
         for key, right in family.only.items()
-        if config.get(key, right) != right
+        if config.get(key) not in (None, right)
     ]
     sizes: dict[str, int] = {}
     for name in Family.SIZES:

@@ -162,6 +162,16 @@ def longest_module(package: PackageReleases, path: str) -> tuple[PackedModule | 
     return None, parts
 
 
+def has_own_init(record: NameRecord, release: str) -> bool:
+    """Whether a class says by itself in a release what it takes, so that its bases don't count."""
+    module, rest = longest_module(record.package, record.path)
+    bit = 1 << record.package.releases.index(release)
+    known = definitions(record.package, module, rest[0]) if module and rest else []
+    return any(
+        entry.releases & one.releases & bit for one in known for entry in one.entry.of(".", "__init__")
+    )
+
+
 # A name of a module
 
 
@@ -405,7 +415,8 @@ def _with_replacement(
         return replace(record, instead=moved, because=f"{record.next} has it there")
     new = {other for other, had in others.items() if had & end << 1 and not had & end}
     there = {other for other, had in others.items() if had & end << 1}
-    if near_names := closest(name, new, CLOSE_IF_NEW) or closest(name, there, CLOSE_IF_OLD):
+    like = [other for other in closest(name, new, CLOSE_IF_NEW) if share_words(name, other)]
+    if near_names := like or closest(name, there, CLOSE_IF_OLD):
         return replace(record, instead=near_names[0], because=f"the closest name in {record.next}")
     return record
 
@@ -435,6 +446,15 @@ def _advised(text: str, name: str) -> str:
 def _marked(text: str, found: re.Match[str]) -> bool:
     """Whether a word stands in quotation marks or has a dot: it is a name then."""
     return text[found.start(1) - 1] in "`'\"" or "." in found.group(1).rstrip(".")
+
+
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def share_words(one: str, other: str) -> bool:
+    """Whether half of the words of two names are the same: LlamaSdpaAttention and LlamaAttention."""
+    first, second = ({word.lower() for word in WORDS.findall(name)} for name in (one, other))
+    return 2 * len(first & second) >= max(len(first), len(second))
 
 
 def closest(name: str, others: Iterable[str], least: float = CLOSE) -> list[str]:

@@ -124,7 +124,7 @@ def not_a_trainers(values: Mapping[str, Any], what: str = "") -> str:
     if what:
         return f"looks like {what}, not like a training"
     keys = ", ".join(list(map(str, values))[:4])
-    return f"is nobody's training that dsrun knows: {keys or 'no keys'}"
+    return f"is no file that dsrun knows, with the keys {keys}" if keys else "has no keys"
 
 
 def _hint(values: Mapping[str, Any], path: Path) -> str:

@@ -15,8 +15,12 @@ class Other(NamedTuple):
     title: str
     keys: tuple[str, ...]
     """Keys of which all are there."""
+    without: tuple[str, ...] = ()
+    """Keys of which none is there."""
 
 
+TRAINING = ("stage", "do_train", "dataset", "learning_rate", "per_device_train_batch_size")
+"""Keys of LLaMA-Factory's of which a training has one at least."""
 OTHERS = (
     Other("a Kubernetes manifest", ("apiVersion", "kind")),
     Other("mkdocs' site", ("site_name",)),
@@ -35,8 +39,9 @@ OTHERS = (
     Other("a dataset_info.json of LLaMA-Factory's", ("identity",)),
     Other("LLaMA-Factory's config of its second form (v1)", ("model", "model_class")),
     Other("LLaMA-Factory's config of its second form (v1)", ("dist_config", "kernel_config")),
-    Other("a config of LLaMA-Factory's chat, not of a training", ("infer_backend", "model_name_or_path")),
-    Other("a config of LLaMA-Factory's chat, not of a training", ("template", "model_name_or_path")),
+    Other(
+        "a config of LLaMA-Factory's chat, not of a training", ("template", "model_name_or_path"), TRAINING
+    ),
     Other("a job of a cloud for axolotl", ("provider",)),
     Other("a job of a cloud for axolotl", ("secrets", "gpu")),
 )
@@ -67,4 +72,11 @@ def _written_out(trainer: ForeignTrainer, key: str) -> bool:
 
 def other(values: Mapping[str, Any]) -> str:
     """What such a file is, in words, where it is no trainer's; empty where nobody knows."""
-    return next((kind.title for kind in OTHERS if all(key in values for key in kind.keys)), "")
+    return next(
+        (
+            kind.title
+            for kind in OTHERS
+            if set(kind.keys) <= set(values) and not set(kind.without) & set(values)
+        ),
+        "",
+    )

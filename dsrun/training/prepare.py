@@ -25,6 +25,7 @@ from typing import Any
 
 from dsrun.data import cache, inputs
 from dsrun.data.conversations import is_text
+from dsrun.data.data_file import BadRows
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
@@ -106,6 +107,7 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         for line in lines(report):
             say(f"  {line}")
     _write_reports(job)
+    _check_bad_rows(job)
     _check_truncation(job)
 
 
@@ -123,6 +125,18 @@ def _check_rows(job: Job, kind: str, digests: Sequence[str]) -> None:
         raise_all(inputs.problems(planned, now, {kind, *of_model}))
     name = "train_rows" if kind == inputs.TRAIN else "eval_rows"
     cache.check_name(job, name, planned or now)
+
+
+def _check_bad_rows(job: Job) -> None:
+    """Raise DsrunError where more than MOST_BAD of the rows can't be trained on, unless --allow-bad-rows says so."""
+    path = Path(f"{job.prepared.train_rows}.json")
+    if job.data.official or job.data.allow_bad_rows or not path.is_file():
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
+    if found.too_many:
+        hint = f"Mend them: {report['bad_rows_file']} lists them. Or train on the others: --allow-bad-rows."
+        raise DsrunError(found.words, where=", ".join(job.data.train_files), hint=hint)
 
 
 def _check_truncation(job: Job) -> None:

@@ -177,3 +177,11 @@ def test_an_option_without_a_counterpart_is_answered_with_why():
     done = CliRunner().invoke(finetune.command, ["m", "--pissa_init"])
     assert "another start of LoRA's matrices" in done.output
     assert other_names.why_none("--epochz") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [(("--lr", "1e-3x"), "number"), (("--max-steps", "many"), "whole number")]
+)
+def test_a_number_that_is_none_is_called_so(words, kind):
+    done = CliRunner().invoke(finetune.command, ["m", *words])
+    assert f"'{words[1]}' is not a valid {kind}." in done.output

@@ -68,10 +68,17 @@ def disk(tmp_path_factory) -> Iterator[Path]:
         yield folder or pytest.skip("a disk can't be made here: only root may mount one")
 
 
-@pytest.mark.parametrize("preset", ["zero2", "zero3", "fsdp"])
-def test_the_losses_and_checkpoints_of_a_run_that_waits(preset, run, data, tmp_path, reference):
+DIVISIONS = {
+    "zero2": ("--preset", "zero2"), "zero3": ("--preset", "zero3"), "fsdp": ("--preset", "fsdp"),
+    "tp": ("--preset", "zero1", "--tp", "2", "--grad-accum", "2"),
+    "pp": ("--preset", "zero1", "--pp", "2", "--grad-accum", "2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_the_losses_and_checkpoints_of_a_run_that_waits(division, run, data, tmp_path, reference):
     run_dir = tmp_path / "run"
-    words = (*words_of("llama-tiny", run_dir), *data, "--preset", preset, "--async-save")
+    words = (*words_of("llama-tiny", run_dir), *data, *DIVISIONS[division], "--async-save")
     done = finish(run(*words), run_dir)
     assert done.code == 0, done.err
     same(done.losses, reference.losses)

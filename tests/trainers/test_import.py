@@ -300,7 +300,8 @@ def test_a_script_of_ones_own_is_answered_with_launch(written):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("apiVersion: v1\nkind: Pod\n", "Kubernetes"), ("hello: world\n", "nobody's training"), ("- a\n", "a list"),
+        ("apiVersion: v1\nkind: Pod\n", "Kubernetes"), ("hello: world\n", "no file that dsrun knows"),
+        ("- a\n", "a list"),
         ("a: [\n", "sft.yaml"), ("", "empty"), ("site_name: x\nnav: []\n", "mkdocs"),
     ],
 )  # fmt: skip

@@ -50,6 +50,8 @@ def tiny_config(model_type: str, **text: Any) -> Any:
             CONFIG_MAPPING["gemma4_vision"]().to_dict()
         )
     part = fields.get("text_config") or fields
+    if model_type == "gemma4":
+        part["global_head_dim"] = 16  # no scale but its norms: with 512 attention picks single tokens
     part.update(text)
     if part.get("model_type") in SECTIONS:
         rope = part.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}

@@ -42,6 +42,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in click's n
 class FiniteRange(click.FloatRange):
     """A number within limits that is one: not nan, which is within none and beyond none."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         from math import isfinite
 
@@ -49,6 +51,12 @@ class FiniteRange(click.FloatRange):
         if not isfinite(number):
             self.fail("is not a finite number.", param, ctx)
         return number
+
+
+class WholeRange(click.IntRange):
+    """A whole number within limits."""
+
+    name = "whole number"
 
 
 class TableOption(click.Option):
@@ -88,7 +96,7 @@ def _type(entry: Entry) -> click.ParamType[Any] | type:  # type: ignore[type-arg
         return click.Path(path_type=Path)
     if entry.kind is int:
         top = None if option.at_most is None else int(option.at_most)
-        return click.IntRange(None if option.at_least is None else int(option.at_least), top)
+        return WholeRange(None if option.at_least is None else int(option.at_least), top)
     if entry.kind is float:
         return FiniteRange(
             min=option.at_least if option.above is None else option.above,

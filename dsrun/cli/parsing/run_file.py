@@ -74,13 +74,13 @@ def with_run_file(
     model, file = parted(words)
     if file is None:
         return model, requested
-    values, dropped = file.values, []
+    names, dropped = set(file.values), []
     if requested.source("cluster") == Source.COMMAND_LINE:
-        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in values]
-        values = {name: value for name, value in values.items() if name not in PLACE_OPTIONS}
+        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in names]
+        names -= set(PLACE_OPTIONS)
     if dropped:
         click.echo(f"note: {file.path}: {', '.join(dropped)} left out, because of --cluster", err=True)
-    return model or file.model, requested.filled(Source.RUN_FILE, values, str(file.path))
+    return model or file.model, file.into(requested, names)
 
 
 def for_plan(
@@ -114,9 +114,20 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
     if path.suffix != run_file.SUFFIX:
         raise click.UsageError(f"-o {path}: a run file's name ends in {run_file.SUFFIX}.")
-    text = run_file.text(model, _rows(planned), path.expanduser().absolute().parent)
+    text = text_of(planned, model, path.expanduser().absolute().parent)
     write_atomic(path.expanduser(), text, overwrite=overwrite)
     click.echo(f"written; start it: dsrun finetune {quote(str(path))}", err=True)
+
+
+def text_of(planned: PlannedJob[Any], model: str, folder: Path, *, of_run: bool = False) -> str:
+    """A planned fine-tune as a run file. model: absolute where it is a path; folder: the place of the file.
+
+    of_run: it is the one that the run's folder keeps, from which other runs begin: in folders of their own.
+    """
+    from dsrun.options import run_file
+
+    rows = (row for row in _rows(planned) if not of_run or row[0].name != "output_dir")
+    return run_file.text(model, rows, folder)
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:

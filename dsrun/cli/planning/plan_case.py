@@ -102,10 +102,8 @@ def _with_lengths(subject: PlanSubject, target: PlanTarget, requested: Resolved[
 
 def _measured(case: PlanCase, model: str) -> PlanCase:
     """The case with constants that a few steps on its target gave, and notes on them."""
-    from dsrun.cli.planning.measure import check, measured
+    from dsrun.cli.planning.measure import measured
     from dsrun.jobs.assembly.planning import search, setups
-
-    check(case.target)
 
     def answer(target: PlanTarget, rows: int) -> RankedPlans:
         base = dataclasses.replace(base_of(case, target, case.options, 0), micro_batch=rows, grad_accum=1)

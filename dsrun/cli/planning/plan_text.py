@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.remarks import Cost
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.advice import Advice
+    from dsrun.planner.knobs import Knob
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
-LEFT = ("preset", "layout", "batch", "verdict", "decides")
+LEFT = ("preset", "layout", "batch", "verdict", "decides", "card")
 """Columns that are aligned to the left."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
 """Columns without --wide."""
@@ -246,6 +247,45 @@ def _terms(
             part = (marked or {}).get(name, 0.0)
             star = " " if not part else "*" if part == value else f"* {part / unit:.3f} of"
             say(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
+
+
+def knobs(found: Sequence[Knob]) -> None:
+    """What makes a tight plan safe, a line each."""
+    if not found:
+        return
+    say("The first is tight. By itself each of these gives back memory:")
+    width = max(len(knob.text) for knob in found)
+    for knob in found:
+        say(
+            f"  {knob.text:<{width}}  {gib(knob.saves_bytes):>5} GiB  {knob.seconds:+7.2g} s a step  "
+            f"{knob.verdict}, {100 * knob.chance:.0f} %; {knob.costs}"
+        )
+
+
+TIMELINE_BAR = 30
+"""Characters of the longest bar."""
+SHOWN_PARTS = 3
+"""Terms named beside a bar."""
+
+
+def timeline(plan: Plan) -> None:
+    """A step's memory over time, a bar a moment."""
+    from dsrun.planner.timeline import timeline as instants_of
+
+    instants = instants_of(plan)
+    most, width = max(one.size for one in instants), max(len(one.when) for one in instants)
+    say(f"\n{plan.preset}: GiB that torch has in use over a step")
+    for one in instants:
+        bar = "█" * max(1, round(TIMELINE_BAR * one.size / most))
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in list(one.parts.items())[:SHOWN_PARTS])
+        say(f"  {one.when:<{width}}  {bar:<{TIMELINE_BAR}} {gib(one.size):>5}  {parts}".rstrip())
+
+
+def timeline_value(plan: Plan) -> list[dict[str, Any]]:
+    """A step's memory over time, for machines."""
+    from dsrun.planner.timeline import timeline as instants_of
+
+    return [{"when": one.when, "bytes": one.size, "terms": one.parts} for one in instants_of(plan)]
 
 
 def advice(changes: Advice | None) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
 SEVERITIES = ("error", "warning", "note")
+SCRIPTS = "DS911"
+"""The rule of scripts' names."""
 OF_ONE_KEY = ("DS00", "DS010", "DS013", "DS018", "DS02")
 """Rules that conclude nothing from other keys, which in a template may be anything."""
 
@@ -73,6 +75,8 @@ def run(
     rules = _of_release(context.version)
     if any(issue.kind == UNREADABLE for issue in issues):
         rules = [rule for rule in rules if rule.id == "DS020"]  # there are no keys to check
+    elif setting.script is not None:
+        rules = [rule for rule in rules if rule.id == SCRIPTS]
     elif _configures_nothing(context):
         rules = [rule for rule in rules if rule.id.startswith(("DS016", "DS02"))]
     elif open_:

@@ -90,6 +90,8 @@ class Setting:
     trainer: Mapping[str, Any] | None = None
     """The TrainingArguments next to it under HF, by name."""
     model: ModelInfo | None = None
+    script: str | None = None
+    """The text of a script of which the names are checked, and no config."""
     launch: Mapping[str, Any] | None = None
     """The accelerate YAML that contains or names it (dsrun/config/accelerate/launch.py)."""
 
@@ -116,6 +118,8 @@ class Finding:
     """The effect of an error, one of EFFECTS."""
     rule: str = ""
     """The rule's id."""
+    line: int = 0
+    """The line of a script; 0 where it is at a key."""
 
     @property
     def cited(self) -> str:
@@ -342,8 +346,8 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
     _version ("0.14"), _with (Setting.versions), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer,
-    _launch, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
-    sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
+    _launch, _script, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config
+    needs (batch sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
     settings = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}

@@ -108,7 +108,7 @@ def summary(results: Sequence[ValidationResult]) -> str:
     """`2 errors and 1 warning in 3 files`."""
     counts = {name: sum(result.count(name) for result in results) for name in rules.SEVERITIES}
     counts_in_words = [counted(count, name) for name, count in counts.items() if count] or ["no findings"]
-    return f"{listed(counts_in_words)} in {counted(len(results), 'file')}"
+    return f"{listed(counts_in_words)} in {counted(len({result.name for result in results}), 'file')}"
 
 
 def _each(results: Iterable[ValidationResult]) -> Iterator[tuple[ValidationResult, LocatedFinding]]:

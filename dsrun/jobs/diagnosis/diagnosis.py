@@ -6,24 +6,29 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import memory_text, names, own_words
-from dsrun.jobs.diagnosis.exceptions import api_history
+from dsrun.jobs.diagnosis.exceptions import api_history, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_OF_MESSAGE = 300
 """Longest part of an exception's message that stands in a sentence, in characters."""
+MOST_CHAINED = 160
+"""Longest quotation of another exception of a chain, in characters."""
 MOST_QUOTED = 500
 """Longest quotation of a line, in characters."""
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """Exceptions that the code raises which imports, and not what is imported."""
 BY_WORDS = (MESSAGE, PLACE)
 """Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
+OF_RELEASES = ("version", "import")
+"""Causes whose lines may name the release that is asked for and the one that is there."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -90,33 +95,19 @@ def in_words(
     verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str], rank: int | None = None
 ) -> Diagnosis:
     """A verdict in the user's language. rank: the one that is known to have ended first."""
-    chinese = speaks_chinese(environ)
-    summary, next_step = _texts(verdict, chinese)
+    answer = _answer(verdict, speaks_chinese(environ))
     line, first, signature = verdict.line, verdict.first, verdict.signature
-    quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line and _is_failure(verdict) else ()
-    if quoted and (verdict.cause is None or (verdict.signature and verdict.signature.kind in BY_WORDS)):
-        advice = _own_advice(quoted, chinese)
-        next_step = f"{advice} {next_step}" if verdict.cause else advice
-    named = names.names_in(_message(verdict)) if line and _is_failure(verdict) else []
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first
-    numbers = None
-    if line and verdict.cause == "gpu_oom" and (numbers := memory_text.numbers(line.whole)):
-        summary = f"{summary} {memory_text.in_words(numbers, chinese)}".strip()
-    elif line and verdict.cause in ON_HOST and (numbers := memory_text.host_numbers(line.whole)):
-        summary = f"{summary} {memory_text.host_in_words(numbers, chinese)}".strip()
-    if not verdict.api and not verdict.told:  # these name what counts
-        shown = [name for name in named if not (numbers and name.kind == "size")]
-        summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
     return Diagnosis(
         cause=verdict.cause,
-        summary=summary,
+        summary=answer.summary,
         rank=first.rank if rank is None else rank,
         host=first.host or (line.host if line and first.rank is not None else None),
         time=first.when or (_time(line) if line else None),
         line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
-        next_step=next_step,
+        next_step=answer.next_step,
         check=signature.check or None if signature else None,
         confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
@@ -124,17 +115,67 @@ def in_words(
         signature=signature.id if signature else None,
         causes=signature.causes if signature else (),
         tell_apart=signature.tell_apart or None if signature else None,
-        numbers=numbers,
+        numbers=answer.numbers,
         rank_by=(first.why or None) if rank is None else "dsrun saw it end first",
         source=signature.source or None if signature else None,
         versions=signature.versions_in_words or None if signature else None,
         others=verdict.others,
-        names=tuple({"kind": name.kind, "value": name.value[:MOST_QUOTED]} for name in named),
-        quotes=quoted,
+        names=tuple({"kind": name.kind, "value": name.value[:MOST_QUOTED]} for name in answer.names),
+        quotes=answer.quotes,
         lines=_failed_lines(verdict, logs),
         api=api_history.api_key(verdict.api) if verdict.api else None,
         looks_like=_looks_like(verdict),
     )
+
+
+class _Answer(NamedTuple):
+    """What a diagnosis says, in the user's language."""
+
+    summary: str
+    next_step: str
+    names: Sequence[names.Name]
+    quotes: tuple[str, ...]
+    numbers: Mapping[str, float] | None
+
+
+def _answer(verdict: Verdict, chinese: bool) -> _Answer:
+    """Cause and next step, with what the rest of its chain, the line's sizes and names, and the program itself say."""
+    summary, next_step = _texts(verdict, chinese)
+    line = verdict.line if _is_failure(verdict) else None
+    quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line else ()
+    next_step = _with_advice(verdict, quoted, summary, next_step, chinese)
+    named = names.names_in(_message(verdict)) if line else []
+    if chained := _chained(verdict):
+        summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
+    numbers, sizes = _numbers(verdict, chinese)
+    summary = f"{summary} {sizes}".strip()
+    if not verdict.api and not verdict.told:  # these name what counts
+        shown = [name for name in named if not (numbers and name.kind == "size")]
+        summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
+    return _Answer(summary, next_step, named, quoted, numbers)
+
+
+def _with_advice(verdict: Verdict, quoted: Sequence[str], summary: str, next_step: str, chinese: bool) -> str:
+    """The next step with the program's own advice: in its place without a cause, before it where only words are known,
+    and behind it where it names something more."""
+    if not quoted:
+        return next_step
+    advice = _own_advice(quoted, chinese)
+    if verdict.cause is None:
+        return advice
+    if verdict.signature and verdict.signature.kind in BY_WORDS:
+        return f"{advice} {next_step}"
+    return next_step if names.all_in(quoted[0], f"{summary} {next_step}") else f"{next_step} {advice}"
+
+
+def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | None, str]:
+    """Sizes of memory that ran out, and a sentence of them; of other causes none."""
+    text = verdict.line.whole if verdict.line else ""
+    if verdict.cause == "gpu_oom" and (sizes := memory_text.numbers(text)):
+        return sizes, memory_text.in_words(sizes, chinese)
+    if verdict.cause in ON_HOST and (sizes := memory_text.host_numbers(text)):
+        return sizes, memory_text.host_in_words(sizes, chinese)
+    return None, ""
 
 
 def _is_failure(verdict: Verdict) -> bool:
@@ -148,6 +189,18 @@ def _message(verdict: Verdict) -> str:
     if raised and verdict.line and raised.line is verdict.line:
         return f"{raised.name}: {raised.message}"
     return narrow(verdict.line.text.strip()) if verdict.line else ""
+
+
+def _chained(verdict: Verdict) -> str:
+    """The other exceptions of the chain as quotations, oldest first: one of them may say what the deciding one
+    doesn't."""
+    own = _message(verdict)
+    texts = dict.fromkeys(
+        f"{one.name}: {without_secrets(' '.join(one.message.split()))[:MOST_CHAINED]}"
+        for one in verdict.chain
+        if len(one.message.split()) > 1 and one.message.split("\n")[0] not in own
+    )
+    return ", ".join(f'"{text}"' for text in list(texts)[:2]) + "." if texts else ""
 
 
 def _own_advice(quoted: Sequence[str], chinese: bool) -> str:
@@ -209,6 +262,9 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     if told := verdict.told:
         means, next_step = (told.means_zh, told.next_zh) if chinese else (told.means, told.next)
         return f"{means} {_place(verdict, chinese)}".strip(), next_step
+    if asked := _requirement(verdict):
+        means, next_step = requirements.in_words(asked, chinese)
+        return f"{means} {_place(verdict, chinese)}".strip(), next_step
     if signature := verdict.signature:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
@@ -233,6 +289,13 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
         "No failure was found in these lines.",
         "Name the log of the rank that failed first, or the logs of all ranks; one that hangs stands at its last line.",
     )
+
+
+def _requirement(verdict: Verdict) -> requirements.Requirement | None:
+    """The release that the deciding line asks for, where it is one of versions and names the one that is there."""
+    if verdict.cause not in OF_RELEASES or verdict.line is None:
+        return None
+    return requirements.requirement(_message(verdict))
 
 
 def _raised_text(verdict: Verdict) -> str:
@@ -275,10 +338,23 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 def _place(verdict: Verdict, chinese: bool) -> str:
     """The place in the user's own code that an exception came from, as a sentence."""
     raised = verdict.raised or verdict.exception
-    if raised is None or not raised.frames or (verdict.raised is None and raised.user_frame is None):
+    if raised is None or not raised.frames:
+        return ""
+    if verdict.raised is None and not (raised.user_frame or raised.asker or raised.name in IMPORTS):
         return ""
     frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"
+    asker = raised.asker
+    if asker and asker.package and asker.package != raised.package and raised.name not in IMPORTS:
+        code = f" (`{without_secrets(asker.code)[:120]}`)" if asker.code else ""
+        by = f"{asker.package}{code}"
+        called = f"，调用处：{place}" if chinese else f", called from {place}"
+        called = called if raised.user_frame else ""
+        return (
+            f"{by} 调用了 {raised.package}{called}。"
+            if chinese
+            else f"{by} had asked {raised.package}{called}."
+        )
     if raised.package and raised.name in IMPORTS:
         return (
             f"{raised.package} 用到它（{place}）。" if chinese else f"{raised.package} asks for it ({place})."
@@ -293,9 +369,12 @@ def _place(verdict: Verdict, chinese: bool) -> str:
 
 
 def _open_values(verdict: Verdict) -> Mapping[str, str]:
-    """Values of the pattern's groups, without secrets: a part of a secret doesn't look like one any more."""
+    """Values of the pattern's groups, and the package that raised it as "caller"; without secrets, of which a part
+    doesn't look like one any more."""
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
-    return {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
+    caller = verdict.exception.package if verdict.exception else ""
+    who = {"caller": caller} if caller and caller != owners.REMOTE_CODE else {}
+    return who | {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -330,7 +409,13 @@ def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = Non
     """The diagnosis of the logs that some names stand for. Raises DsrunError where one can't be read."""
     from dsrun.jobs.diagnosis import log_files
 
-    logs = log_files.sources(given)
+    return diagnose_logs(log_files.sources(given), environ)
+
+
+def diagnose_logs(logs: Sequence[LogSource], environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """The diagnosis of some logs. Raises DsrunError where one can't be read."""
+    from dsrun.jobs.diagnosis import log_files
+
     index = SignatureIndex(find_signatures())
     lines = log_files.read(logs, index)
     return in_words(judge(lines, index), logs, os.environ if environ is None else environ)

@@ -37,6 +37,7 @@ LABELS_ZH = {
     "operator": "算子", "symbol": "符号", "version": "版本", "type": "类型", "split": "split", "config": "配置",
     "model": "模型", "user": "用户", "partition": "分区", "variable": "变量", "token": "token", "shape": "形状",
     "dtype": "dtype", "process": "进程", "rank": "进程", "row": "行", "line": "行", "address": "地址", "url": "地址",
+    "from": "从", "call": "",
     "size": "大小", "architecture": "架构", "release": "版本", "list": "列表", "number": "数", "quoted": "",
 }  # fmt: skip
 
@@ -51,6 +52,8 @@ _FORMS = {
     "address": r"(?<![\w./])(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[A-Za-z][\w-]{1,60}(?:\.[\w-]{1,60}){0,6}\]?)(?::|, )"
     r"\d{4,5}\b(?!\.)|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])",
     "path": r"(?<![\w:/.])(?:~|\.{1,2})?/[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){1,20}|\b[A-Za-z]:\\[^\s'\"<>|]{2,200}",
+    "file": r"(?<![\w./\\-])[\w-][\w.-]{0,80}\.(?:json|jsonl|ya?ml|toml|py|sh|txt|csv|parquet|arrow|bin|pt|pth|ckpt"
+    r"|safetensors|model|so|yaml)\b(?![\w./(:])",
     "size": r"\b\d{1,9}(?:\.\d{1,4})? ?(?:[KMGT]i?B|bytes)\b",
     "shape": r"(?:torch\.Size\()?\[\d{1,12}(?:, ?-?\d{1,12}){0,8}\]\)?"
     r"|\(\d{1,12}x\d{1,12}(?: and \d{1,12}x\d{1,12})?\)",
@@ -59,22 +62,35 @@ _FORMS = {
     "name": r"(?<![\w./])[A-Z][A-Z\d]{1,20}(?:_[A-Z\d]{1,30}){1,8}\b|(?<![\w./-])--[a-z][\w-]{2,40}",
     "number": r"(?<![\w.:x-])-?\d{2,15}(?:\.\d{1,6})?(?![\w:.]|\.\d)",
 }
-FORMS = {kind: re.compile(f"(?P<value>{form})") for kind, form in _FORMS.items()}
-COUNTED = re.compile(
+_BY_FORM = {kind: re.compile(f"(?P<value>{form})") for kind, form in _FORMS.items()}
+_COUNTED = re.compile(
     r"(?i)(?<![\w-])(?P<label>port|rank|row|column|device|error code|exit code|exitcode|return code|errno|error|status"
     r"|dimension|dim|version|layer|epoch|step)s?\]? ?[:=#]? ?\(?(?P<value>-?\d{1,12}(?:\.\d{1,6}){0,3})(?![\w.]\w)"
 )
 """A number with the word that says what it counts."""
+_IN_BRACKETS = re.compile(r"(?i)\b(?P<label>column|field|key|file|path|shape)s?\((?P<value>[^()\n]{1,120})\)")
+_FROM_TO = re.compile(r"\bfrom (?P<value>[\w.]{1,40} to [\w.]{1,40})\b")
+_ASSIGNED = re.compile(
+    r"(?<![\w.])(?P<label>[A-Za-z_]\w{1,40})(?:\(ms\))?=(?P<value>[\w./:+-]{1,80})(?=[\s,;)\]]|$)"
+)
+"""A name with its value, as programs write their settings."""
 FORMS = {
-    "counted": COUNTED,
-    "list": FORMS["list"],
-    "url": FORMS["url"],
+    "bracketed": _IN_BRACKETS,
+    "counted": _COUNTED,
+    "list": _BY_FORM["list"],
+    "url": _BY_FORM["url"],
     "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),
-} | FORMS
+    "from": _FROM_TO,
+    **{kind: form for kind, form in _BY_FORM.items() if kind != "number"},
+    "assigned": _ASSIGNED,
+    "call": re.compile(r"(?<![\w.])(?P<value>[A-Za-z_][\w.]{1,120}\(\))"),
+    "number": _BY_FORM["number"],
+}
 """What a name is -> its form, where no word says it; the first that fits a place counts."""
-WITHOUT_LABEL = ("quoted", "list", "number", "name")
+WITHOUT_LABEL = ("quoted", "list", "number", "name", "call")
 NOT_NAMES = re.compile(
-    r"^(?:0x[\da-f]+|torch\.Tensor|int|str|float|dict|list|tuple|bool|None|True|False|[^\w<]{1,8}|\.{2,3}|https?://\S{1,60}/docs/\S*)$"
+    r"^(?:0x[\da-f]+|torch\.Tensor|int|str|float|dict|list|tuple|bool|None|True|False|[^\w<]{1,8}|\.{2,3}"
+    r"|https?://\S{1,60}/docs/\S*)$"
 )
 """Quoted words that name nothing of the user's."""
 PLACE_IN_CODE = re.compile(
@@ -108,7 +124,9 @@ def names_in(text: str) -> list[Name]:
             if any(start < other_end and other_start < end for other_start, other_end, _ in taken):
                 continue
             word = hit.groupdict().get("label")
-            label = LABELS.get(word.lower(), word.lower()) if word else kind
+            label = (
+                kind if not word else word if kind == "assigned" else LABELS.get(word.lower(), word.lower())
+            )
             value = hit["value"].strip()
             if value and not NOT_NAMES.match(value):
                 taken.append((start, end, Name(label, value)))
@@ -123,6 +141,11 @@ def unnamed(names: Iterable[Name], answer: str) -> list[Name]:
     ]
     ordered = sorted(lacking, key=lambda name: name.kind == "number")
     return ordered[:MOST_NAMES]
+
+
+def all_in(text: str, answer: str) -> bool:
+    """Whether an answer has every name of a text that is more than a number or an address of documentation."""
+    return all(_stands(name.value, answer) for name in names_in(text) if name.kind not in ("number", "url"))
 
 
 def _stands(value: str, answer: str) -> bool:

@@ -160,8 +160,10 @@ def write_folders(
             return
         module, weights = _merged(module, trained, job)
     if MODEL in folders and has_more(job):
-        whole, source = with_the_rest(module, weights, job, shards), Path(job.prepared.model_dir)
-        _write(folders[MODEL], job, lambda folder: _write_whole(whole, tokenizer, end_ids, folder, source))
+        checkpoint, source = with_the_rest(module, weights, job, shards), Path(job.prepared.model_dir)
+        _write(
+            folders[MODEL], job, lambda folder: _write_whole(checkpoint, tokenizer, end_ids, folder, source)
+        )
     elif MODEL in folders:
         plain = Composed(module, shards(module), weights)
         _write(folders[MODEL], job, lambda folder: _write_model(plain, tokenizer, end_ids, folder))
@@ -289,7 +291,8 @@ def add_shard(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Add a shard to a folder of weights, in its index, too; one that holds a single file gets an index."""
     from safetensors.torch import save_file
 
-    placed, total = {}, 0
+    placed: dict[str, str] = {}
+    total = 0
     for path in [*weight_files(folder), folder / EXTRA]:
         if path.name == EXTRA:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})

@@ -195,7 +195,7 @@ def _from_folder(
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    stored = listed(folder)
+    stored: Mapping[str, Stored] = listed(folder)
     dtype = dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
     if getattr(config, "quantization_config", None) is None:
         skeleton = Skeleton(

@@ -106,8 +106,8 @@ def take_text(model: Any) -> None:
                 num_items_in_batch=num_items_in_batch,
                 shift_labels=shift_labels,
             )
-            routers = getattr(output, "aux_loss", None)
-            if torch.is_tensor(routers):
+            routers: torch.Tensor | None = getattr(output, "aux_loss", None)
+            if routers is not None:
                 output.loss = output.loss + routers_weight(model.config) * routers
         return output
 

@@ -116,7 +116,9 @@ def test_text_has_an_end():
 
 
 def test_summary():
-    good, bad = (validate(data, "x", Setting()) for data in (b'{"train_batch_size": 1}', BROKEN))
+    good = validate(b'{"train_batch_size": 1}', "good", Setting())
+    bad, worse = (validate(BROKEN, name, Setting()) for name in ("bad", "worse"))
     assert report.summary([good]).endswith("in 1 file")
     assert report.summary([bad, good]) == "1 error in 2 files"
-    assert report.summary([bad, bad]) == "2 errors in 2 files"
+    assert report.summary([bad, worse]) == "2 errors in 2 files"
+    assert report.summary([bad, bad]) == "2 errors in 1 file"  # a script with two configs

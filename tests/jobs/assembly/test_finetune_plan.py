@@ -621,3 +621,86 @@ def test_a_gpu_that_torch_has_no_code_for_is_refused_with_the_build_that_has(mon
         "'torch<2.15'" in problem.hint and "cu126" in problem.hint for problem in caught.value.problems
     )
     plan(asked(train_file=train_file), GPUS, {})
+
+
+# What a measurement, or the GPU's generation, decides
+
+
+HOPPERS = Machine(
+    "cuda",
+    tuple(Gpu(i, "NVIDIA H100 80GB HBM3", f"GPU-{i}", 80 << 30, (9, 0)) for i in range(4)),
+    32,
+    "4 x NVIDIA H100",
+)
+
+
+@pytest.fixture
+def compile_pays(lab, monkeypatch):
+    """--compile was measured on H100s, with DeepSpeed and with FSDP."""
+    monkeypatch.setattr("dsrun.jobs.assembly.checks.compiling._tools", lambda *_: iter(()))
+    folder = lab / "presets" / "measured"
+    folder.mkdir(parents=True)
+    for engine in ("zero", "fsdp"):
+        (folder / f"compile-h100-80g-{engine}.toml").write_text(
+            "seconds_without = 1.0\nseconds_with = 0.8\nstart_seconds = 60\n"
+            'day = "2026-11-24"\nwith_what = "llama-3-8b; torch 2.11.0"\n'
+        )
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "compiles"),
+    [
+        (HOPPERS, {"preset": "fsdp"}, True),
+        (HOPPERS, {"preset": "zero1"}, True),
+        (HOPPERS, {"preset": "zero3"}, False),
+        (HOPPERS, {"preset": "zero2-offload"}, False),
+        (HOPPERS, {"preset": "fsdp", "compile": False}, False),
+        (HOPPERS, {"preset": "fsdp", "max_steps": 3}, False),
+        (GPUS, {"preset": "fsdp"}, False),
+    ],
+)
+def test_layers_are_compiled_where_it_was_measured_to_pay(compile_pays, train_file, machine, given, compiles):
+    made = plan(asked(train_file=train_file, gpus=2, **given), machine, {})
+    assert made.job.training.compile is compiles
+    assert any("layers are compiled" in note for note in made.notes) is compiles
+    if compiles:
+        assert "h100-80g" in made.job.origins["options"]["compile"]
+
+
+def test_no_gpu_has_compiled_layers_by_what_ships(monkeypatch, train_file):
+    """Until the bench has run on one."""
+    monkeypatch.setattr("dsrun.jobs.assembly.checks.compiling._tools", lambda *_: iter(()))
+    assert planned(asked(train_file=train_file, gpus=2, preset="fsdp"), HOPPERS).training.compile is False
+
+
+def test_fp8_on_hoppers_and_not_on_amperes(monkeypatch, train_file):
+    monkeypatch.setattr(
+        "dsrun.jobs.assembly.checks.precision.packages.installed_version", lambda name: "0.18.0"
+    )
+    wanted = asked(train_file=train_file, gpus=2, preset="fsdp", fp8="rowwise")
+    made = plan(wanted, HOPPERS, {})
+    assert made.job.training.fp8 == "rowwise" and made.job.precision == "bf16"
+    assert any("--fp8 without --compile" in note for note in made.notes)
+    problem = the_problem(wanted, GPUS)
+    assert "compute capability 8.9" in problem.what and "8.0" in problem.what
+    problem = the_problem(asked(train_file=train_file, gpus=2, preset="zero2", fp8="rowwise"), HOPPERS)
+    assert "--preset fsdp" in problem.hint
+
+
+def test_the_copy_of_a_checkpoint_is_said_and_kept(machine, train_file):
+    made = plan(asked(train_file=train_file, gpus=2, async_save=True), machine, {})
+    assert made.job.training.async_save is True
+    assert any("--async-save: a checkpoint takes" in note for note in made.notes)
+    assert not any("async" in note for note in plan(asked(train_file=train_file, gpus=2), machine, {}).notes)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_rounded_weights_want_several_hosts_and_a_compiler(train_file, gpus, monkeypatch):
+    problem = the_problem(asked(train_file=train_file, gpus=gpus, preset="zero3-qwz"), HOPPERS)
+    assert "there is one host" in problem.what
+    said = ("zero_optimization.zero_quantized_weights=true",)
+    on_one = asked(overrides=said, train_file=train_file, gpus=gpus, preset="zero3-qwz")
+    assert "has to compile quantizer" in the_problem(on_one, HOPPERS).what, "with a folder that is no toolkit"
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "")
+    made = planned(on_one, HOPPERS)
+    assert made.ds_config["zero_optimization"]["zero_quantized_weights"] is True

@@ -155,3 +155,21 @@ def test_what_the_releases_know_nothing_of(error):
 def test_releases_that_a_log_shows(line, expected):
     packages = ["transformers", "torch", "deepspeed"]
     assert log_versions.releases_in(lines_of(line), packages) == expected
+
+
+def test_a_name_that_left_and_came_back_much_later():
+    error = "AttributeError: 'DynamicCache' object has no attribute 'get_max_length'"
+    assert answer(OWN + error).api["gone"] == "4.49.0"
+
+
+def test_a_parameter_that_the_trainers_config_took_over():
+    found = answer(
+        f"{OWN}TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'max_seq_length'"
+    )
+    assert "trl.SFTConfig(max_seq_length=)" in found.next_step
+
+
+def test_a_config_that_a_package_asks_for_in_the_place_of_its_base():
+    frame = PACKAGE.format("trl/trainer/sft_trainer.py", "__init__")
+    found = answer(f"{OWN}{frame}AttributeError: 'TrainingArguments' object has no attribute 'packing'")
+    assert "trl.SFTConfig" in found.next_step and "/home/u/train.py:7" in found.next_step

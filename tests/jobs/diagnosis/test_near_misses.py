@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import near_misses
+import pytest
 from running import each
 
 from dsrun.jobs.diagnosis import likeness
@@ -24,6 +25,7 @@ def answer(text):
     return in_words(judge(lines, INDEX), [LogSource("train.log", None)], {})
 
 
+@pytest.mark.slow
 def test_none_is_named_with_high_confidence():
     def check(signature):
         cases = list(near_misses.near_misses(signature))

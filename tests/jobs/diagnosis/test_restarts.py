@@ -20,7 +20,7 @@ CANT = [
     "kernel-oom-killer", "too-many-files", "hub-gated", "hub-token", "hub-no-such-name", "hub-bad-name",
     "weights-cut-off", "size-mismatch",
     "cuda-home", "ninja-missing", "no-kernel-image", "driver-old", "half-on-cpu", "fork-cuda", "optimizer-empty",
-    "peft-targets", "column-missing", "json-decode",
+    "peft-targets", "peft-targets-missing", "column-missing", "json-decode",
 ]  # fmt: skip
 """Signatures of what stays as it is."""
 MAY = [

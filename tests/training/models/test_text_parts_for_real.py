@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,14 @@ from needed import needs, since
 torch = pytest.importorskip("torch")
 needs("deepspeed", "transformers", "peft")
 
-from text_parts import EPS, LORA, LR, SEED, STEPS, step_examples, targets
+from plain_text_loop import FAMILIES, check_whole, on_two_ranks, plain_loop, whole_model
+from text_parts import step_examples
 from tiny_checkpoints import write_checkpoint
 
-from dsrun.cluster.ports import free_port
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone"), since(transformers="5.23")]
-FAMILIES = (
-    "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm46v",
-    "glm4v_moe", "llava", "internvl", "llama4",
-)  # fmt: skip
 CASES = ["qwen3_5:zero3:full", "gemma3:zero2:full", "qwen3_vl:zero3:lora"]
 GRID = itertools.product(FAMILIES, ("zero2", "zero3"), ("full", "lora"))
 MORE = sorted({":".join(case) for case in GRID} - {*CASES})
-TEXT = ("model.language_model.", "language_model.", "model.text_model.", "lm_head.")
-"""Beginnings of the names of a text part's weights in the families' own classes."""
 ALONE = {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llava", "internvl", "llama4"}
 """Families whose text part has a class of its own."""
 
@@ -44,67 +34,7 @@ def results(request, environ, folder):
     cases = [*CASES, *(MORE if request.config.getoption("--full") else ())]
     for family in sorted({case.partition(":")[0] for case in cases}):
         write_checkpoint(folder / family, family)
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()),
-        str(Path(__file__).with_name("text_parts.py")), str(folder), *cases,
-    ]  # fmt: skip
-    path = f"{environ['PYTHONPATH']}:{Path(__file__).parents[1]}"
-    environ = {**environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, timeout=3000)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
-    return {line["case"]: line for line in lines}
-
-
-def whole_model(folder: Path):
-    """A checkpoint by the class that its config names, as transformers loads it, and the loading's own findings."""
-    import transformers
-
-    name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    kind = getattr(transformers, name)
-    model, info = kind.from_pretrained(folder, output_loading_info=True, dtype="auto")
-    assert not any(info[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys")), info
-    return model
-
-
-def plain_loop(folder: Path, method: str):
-    """The losses of a plain loop, example by example, and the model that it trained."""
-    model = whole_model(folder).train()
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(name.startswith(TEXT))
-    if method == "lora":
-        with_lora(model)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer, losses = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.999), eps=EPS, weight_decay=0.0), []
-    for step in range(STEPS):
-        examples, loss = step_examples(step), 0.0
-        for example in examples:
-            ids = torch.tensor([example])
-            logits = model(input_ids=ids).logits[0, :-1]
-            entropy = torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum")
-            loss = loss + entropy / targets(examples)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.eval()
-
-
-def with_lora(model) -> None:
-    """LoRA by peft on every linear layer of the text part but the output's and routers."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    layers = [
-        name for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.startswith(TEXT[:3]) and "lm_head" not in name
-        and name.rpartition(".")[2] not in {"gate", "router"}
-    ]  # fmt: skip
-    assert layers
-    torch.manual_seed(SEED)
-    config = LoraConfig(
-        r=LORA["lora_rank"], lora_alpha=int(LORA["lora_alpha"]), target_modules=layers, bias="none"
-    )
-    inject_adapter_in_model(config, model)
+    return on_two_ranks(cases, folder, environ)
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in MORE)])
@@ -114,17 +44,7 @@ def test_a_text_part_is_trained_as_a_plain_loop_does(results, folder, case):
     line = results[case]
     losses, trained = plain_loop(folder / family, method)
     assert line["losses"] == pytest.approx(losses, abs=1e-5)
-    written = whole_model(Path(line["folders"]["model"]))
-    before = dict(whole_model(folder / family).named_parameters())
-    beside = {name: weight for name, weight in written.named_parameters() if not name.startswith(TEXT)}
-    assert beside, "a checkpoint without towers shows nothing"
-    assert all(torch.equal(weight, before[name]) for name, weight in beside.items())
-    ids = torch.tensor([step_examples(0)[0]])
-    with torch.no_grad():
-        wanted, logits = trained(input_ids=ids).logits, written.eval()(input_ids=ids).logits
-    assert torch.allclose(logits, wanted, atol=2e-4)
-    assert not torch.allclose(logits, whole_model(folder / family).eval()(input_ids=ids).logits, atol=1e-3)
-    assert (Path(line["folders"]["model"]) / "preprocessor_config.json").is_file()
+    logits, ids = check_whole(line, folder / family, trained), torch.tensor([step_examples(0)[0]])
     assert ("model-text" in line["folders"]) == (method == "full" and family in ALONE)
     if "model-text" in line["folders"]:
         text = whole_model(Path(line["folders"]["model-text"])).eval()

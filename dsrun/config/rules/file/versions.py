@@ -1,4 +1,4 @@
-"""DS91x: DeepSpeed and what is installed beside it, in versions that don't go together."""
+"""DS91x: versions that don't go together, and what they lack of a script's names."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def circumstances(context: Context) -> Circumstances:
         loop=context.target,
         accumulates=None if steps is None else steps > 1,
         several_ranks=None if ranks is None else ranks > 1,
+        expert_parallel=bool(context.flag("expert_parallel.enabled")),
         overlap_comm=None if context.is_auto(OVERLAP) else bool(context.flag(OVERLAP)),
         python_writer=has_writer(context),
         zero_warmup=None if context.is_auto(WARMUP) else context.number(WARMUP) == 0,
@@ -76,3 +77,28 @@ def versions_that_do_not_go_together(context: Context) -> Iterator[Finding]:
             severity=severity,
             effect=FAILS if stops else DIFFERS,
         )
+
+
+@rule("DS911", FAILS)
+@bad(
+    {"_script": "from transformers import AdamW", "_with": {"transformers": "5.0.0"}},
+    {"_script": "import trl\ntrl.SFTTrainer(max_seq_length=8)", "_with": {"trl": "0.13.0"}},
+)
+@good(
+    {"_script": "from transformers import AdamW", "_with": {"transformers": "4.49.0"}},
+    {
+        "_script": "try:\n    from transformers import AdamW\nexcept ImportError:\n    pass",
+        "_with": {"transformers": "5.0.0"},
+    },
+)
+def name_that_a_version_lacks(context: Context) -> Iterator[Finding]:
+    """A script's names and parameters that other releases of their package have (dsrun/releases/script_names.py).
+
+    The releases' own files say since when and until when, and mostly what took their place. Names that a script looks
+    out for itself, in a try or by a version, are left out. Inside a function, which may never run, it is a warning.
+    """
+    from dsrun.releases.script_names import missing
+
+    for name in missing(context.setting.script or "", context.setting.versions or {}):
+        severity = "" if name.use.at_start else "warning"
+        yield Finding("", name.text, name.advice, severity=severity, line=name.use.line)

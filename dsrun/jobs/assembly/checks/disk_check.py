@@ -21,13 +21,13 @@ from dsrun.jobs.assembly.checks.optimizers import planned
 from dsrun.jobs.assembly.planning.setups import of_job, peft_fields
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
+from dsrun.models.text_shape import shape_of_model
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.layers import NOTHING, Layer, Resolved, Source
 from dsrun.options.table import NO_EXPORT
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.setup import Setup
-from dsrun.planner.shape import from_config
 from dsrun.words import size_text
 
 APART = ("chatglm2", CHAT_TEMPLATE, "auto")
@@ -121,7 +121,7 @@ def check_export(job: Job, folder: Path) -> list[Problem]:
 def setup_of(job: Job) -> Setup | None:
     """The job in the planner's words; None for a model that it doesn't describe."""
     try:
-        shape = from_config(resolve.architecture(job.model), job.model.name)
+        shape = shape_of_model(job.model)
     except UnknownShapeError:
         return None
     base = Setup(

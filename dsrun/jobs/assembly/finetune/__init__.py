@@ -82,7 +82,7 @@ def plan(
     check_model(requested, findings)
     if isinstance(requested, WithModel):
         requested = choose_tokenizer(requested, findings)
-    files = findings.attempt(check_data, requested, findings)
+    requested, files = findings.attempt(check_data, requested, findings) or (requested, None)
     if files:
         readable = not findings.problems
         findings.problems.extend(evaluation.problems(requested, files.evaluation, readable=readable))

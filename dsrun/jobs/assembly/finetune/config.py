@@ -35,7 +35,7 @@ from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
 from dsrun.jobs.assembly.planning import search
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.models import peft_methods
+from dsrun.models import peft_methods, resolve
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
@@ -70,10 +70,32 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
     if preset == AUTO or left_to_the_planner(placed):
         placed, preset = _choose(placed, findings)
         placed = layered(placed, *by_preset(preset))
+    placed = _compiled(placed, preset, findings)
     placed, strategy = _divided(placed, preset, findings)
     strategy = replace(strategy, sizes=_sizes(placed, strategy))
     made = checked_config(placed, strategy, findings)
     return fit_memory(made, findings, held_out=held_out) if placed.allocation.known else made
+
+
+def _compiled(placed: WithDevices, preset: str, findings: Findings) -> WithDevices:
+    """Compiled layers, where nobody has said and they were measured to pay on the job's GPUs. Other hosts' compilers
+    are not looked at."""
+    here = placed.allocation.known and placed.launcher == ON_THIS_MACHINE
+    if not here or placed.machine.accelerator != "cuda" or placed.resolved.source("compile") > Source.DERIVED:
+        return placed
+    fsdp_preset = bool(load(preset).fsdp)
+    config = {} if fsdp_preset else unchecked_config(preset, config_options(split(placed), Strategy(preset)))
+    chosen = placed.allocation.devices
+    layer = compiling.measured_default(
+        placed.options, gpu_names={gpu.name for gpu in placed.machine.gpus if gpu.index in chosen}, fsdp=fsdp_preset,
+        ds_config=config, environ=placed.environ,
+    )  # fmt: skip
+    if not layer.values or list(
+        peft_methods.check_experts(placed.peft, compiles=True, stage=0, fsdp=fsdp_preset)
+    ):
+        return placed
+    findings.notes.append(layer.note)
+    return layered(placed, layer)
 
 
 def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
@@ -330,6 +352,9 @@ def fit_memory(
         findings.notes.append(compiling.NOT_MODELLED)
     elif placed.options.fp8 != NO_FP8:
         findings.notes.append(precision.UNCOMPILED)
+    devices = kernels.devices_of(placed.machine, placed.allocation.devices, known=placed.allocation.known)
+    if note := kernels.states_note(placed.architecture, devices):
+        findings.notes.append(note)
     if memory is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(placed.machine):
@@ -383,4 +408,5 @@ def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
         micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
         optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
         async_save=options.async_save,
+        folder=resolve.folder_of(placed.model),
     )  # fmt: skip

@@ -40,11 +40,12 @@ def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     with collected(findings.problems):
         known = layered(known, _within(known, positions))
         findings.notes.extend(_cut(known, lengths))
-    if folder is None and open_yet:
+    if folder is None:
         now = _limits(known.options)
-        findings.notes.append(
-            f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
-        )
+        told = "unless the model's tokenizer, once it is here, says otherwise"
+        if not open_yet:
+            told = "not counted yet, as the model's tokenizer isn't here: longer examples are found before the start"
+        findings.notes.append(f"lengths: {now} tokens, {told}")
     return known
 
 

@@ -90,11 +90,20 @@ def runnable(plan: Plan) -> bool:
 
 
 def runnable_first(ranked: RankedPlans) -> RankedPlans:
-    """The plans that fit and that finetune runs before those that fit and that it doesn't; a line about the latter."""
+    """The plans that fit and that finetune runs before those that fit and that it doesn't. The first of each is the one
+    to take (`settled`): of those that tie, the surer and simpler."""
     fitting = [plan for plan in ranked.plans if plan.verdict != OUT]
     others = [plan for plan in ranked.plans if plan.verdict == OUT]
-    plans = [*filter(runnable, fitting), *(plan for plan in fitting if not runnable(plan)), *others]
-    return replace(ranked, plans=plans)
+    able = [plan for plan in fitting if runnable(plan)]
+    unable = [plan for plan in fitting if not runnable(plan)]
+    return replace(ranked, plans=[*_settled_first(able), *_settled_first(unable), *others])
+
+
+def _settled_first(plans: Sequence[Plan]) -> list[Plan]:
+    if not plans:
+        return []
+    first = settled(plans)
+    return [first, *(plan for plan in plans if plan is not first)]
 
 
 def batches(

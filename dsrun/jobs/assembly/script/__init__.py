@@ -18,6 +18,7 @@ from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.assembly import PlannedJob
 from dsrun.jobs.assembly.script import config, settle, source
+from dsrun.jobs.assembly.script.names import check_names
 from dsrun.jobs.assembly.script.source import ScriptSource
 from dsrun.jobs.assembly.script.stages import KnownScript, RankInputs, ScriptRequest, default_run_dir
 from dsrun.jobs.assembly.script.start import ask_python, check_folder, check_ranks, check_tools, is_plain
@@ -68,6 +69,7 @@ def plan(
     if inputs.config is not None and placed:
         findings.attempt(check_tools, script, inputs.config, placed, findings)
     check_folder(script, placed, findings, plain=plain)
+    findings.attempt(check_names, script, findings)
     if findings.problems or placed is None:
         raise DsrunError(findings.problems)
     return _finished(script, inputs, placed, findings, plain=plain)

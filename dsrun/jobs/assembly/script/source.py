@@ -80,6 +80,12 @@ def of_module(path: Path, root: Path) -> ScriptSource:
     return _read(path, path if _is_pythons_own(root) else root)
 
 
+def own_files(path: Path, root: Path) -> Iterator[Path]:
+    """A script and what it imports of the modules below a root. Raises DsrunError where it is no Python."""
+    root = path if _is_pythons_own(root) else root
+    return (file for file, _, _ in _with_imports(path, root))
+
+
 def _is_pythons_own(root: Path) -> bool:
     """Whether a folder is Python's standard library. It knows nothing of DeepSpeed, so the hundreds of files that a
     module of it imports need not be read."""

@@ -66,6 +66,10 @@ TYPES = (
 """Exceptions in which these words are Python's or transformers', and no quotation."""
 IMPORTS = ("ImportError", "ModuleNotFoundError", "RuntimeError")
 """Those of them that say what can't be imported; RuntimeError is transformers', about an import of its own."""
+SHORTEST_GAP = 5
+"""Releases without a name, between others with it, from which it counts as gone."""
+SETTINGS = ("Config", "Arguments")
+"""Ends of the names of classes of settings."""
 SHORTEST_STEM = 8
 """Letters of a class's name that make it the stem of a longer one, as DPOTrainer is of _UnslothDPOTrainer."""
 PLACES = (
@@ -153,6 +157,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     from dsrun.releases.lookup import uses
 
     installed = releases_in(lines, [record.package.name]).get(record.package.name, "")
+    record = _before_gap(record) if not installed else record
     direction = _direction(record, installed, _possible(record, asked))
     if not direction or (record.unread and not record.releases):
         return None
@@ -160,7 +165,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     user = raised.user_frame
     own = caller is None or caller.owner == owners.USER
     return ApiFinding(
-        package=record.package.name,
+        package=record.package.name if record.releases else _package_name(asked.path),
         path=asked.path,
         kind=asked.kind,
         name=asked.name,
@@ -168,7 +173,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         first="" if record.from_the_start else record.first,
         gone=record.next,
         last=record.last,
-        instead=record.instead,
+        instead=record.instead or _taken_over(asked, record, caller),
         near=record.near,
         installed=installed,
         caller="" if own or caller is None else caller.package,
@@ -178,6 +183,25 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         overridden=asked.overridden,
         is_sure=asked.is_sure,
     )
+
+
+def _before_gap(record: NameRecord) -> NameRecord:
+    """The record of a name that left and came back much later: that of its first span, which is what older code asks
+    for. Releases of a side branch that lack it are no gap."""
+    bits = f"{record.releases:b}"[::-1].strip("0") if record.releases else ""
+    gap = re.search(f"0{{{SHORTEST_GAP},}}", bits)
+    if gap is None:
+        return record
+    start = (record.releases & -record.releases).bit_length() - 1
+    return replace(record, releases=record.releases & ((1 << start + gap.start()) - 1))
+
+
+def _package_name(path: str) -> str:
+    """The name on the index of the package that a path begins with."""
+    from dsrun.releases.packed import package_of
+
+    package = package_of(path)
+    return package.name if package else path.partition(".")[0]
 
 
 def _record(asked: _Asked) -> NameRecord | None:
@@ -396,6 +420,34 @@ def _overridden(method: str, parameter: str, raised: RaisedException) -> str:
     return ""
 
 
+def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
+    """The class of settings that has a name now: a parameter that a trainer's config took over, or the config that a
+    package asks for in the place of the class it was given; empty for none."""
+    if asked.kind not in ("parameter", "attribute") or (record.releases and not record.next):
+        return ""
+    from dsrun.releases import packed
+    from dsrun.releases.lookup import look_up
+
+    holder = asked.path if asked.kind == "parameter" else asked.path.rpartition(".")[0]
+    top = caller.package if caller and not record.releases else holder.partition(".")[0]
+    package = packed.package_of(top) if top else None
+    entry = package.module(top) if package else None
+    stem = holder.rpartition(".")[2].removesuffix("Trainer")
+    names = sorted(
+        {one.text for one in entry.of("") if one.text.endswith(SETTINGS)} if entry else (),
+        key=lambda name: (not name.startswith(stem), name),
+    )
+    if package is None:
+        return ""
+    # Where the parameter went as it left, or what has the attribute now.
+    left = record.releases and record.next
+    asked_of = 1 << (record.releases.bit_length() if left else len(package.releases) - 1)
+    for name in names:
+        if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & asked_of:
+            return f"{top}.{name}({asked.name}=)" if asked.kind == "parameter" else f"{top}.{name}"
+    return ""
+
+
 def _caller(raised: RaisedException) -> Frame | None:
     """The frame that asks: the innermost of a package or of the user; Python's import machinery and the lazy modules
     of a package only pass the question on."""
@@ -497,14 +549,25 @@ def _by_caller(found: ApiFinding) -> str:
 
 
 def _next_of_unknown(found: ApiFinding) -> str:
+    if found.instead and found.kind == "attribute":
+        place = f" in {found.place}" if found.place else ""
+        return (
+            f"Hand over a {found.instead}{place}, which has `{found.name}`, or take the "
+            f"{found.caller or found.package} from before it asked for that."
+        )
     if found.kind == "model type":
         return (
             "Its code comes with the model or with a package of its own: trust_remote_code=True with the model's "
             "files (config.json needs an auto_map), or import that package before loading. Another transformers "
             "doesn't help; a model of the last weeks may be in its main branch."
         )
-    if found.near:
+    if found.near and found.is_own:
         return f"Is {found.near[0]} meant? Correct it" + (f" in {found.place}." if found.place else ".")
+    if found.caller and found.caller == found.package:
+        return (
+            f"{found.package}'s own code asks for it: a fault of that release, or files of two releases. A newer "
+            f"{found.package} first, or the one before; then its known issues on `{found.name}`."
+        )
     if found.caller and found.caller != found.package:
         return (
             f"{found.caller} and {found.package} are of releases that don't go together, or something replaced "

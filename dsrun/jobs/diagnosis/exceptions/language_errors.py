@@ -15,10 +15,7 @@ from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.tracebacks import Frame, RaisedException
 
 NONE_ATTRIBUTE = re.compile(r"^'NoneType' object has no attribute '(?P<name>\w{1,80})'")
-NONE_VALUE = re.compile(
-    r"^'NoneType' object is not (?P<how>subscriptable|iterable|callable)|object of type 'NoneType' has no len"
-    r"|unsupported operand type\(s\)[^\n]{0,80}'NoneType'|NoneType"
-)
+NOT_SUCH = re.compile(r"^'(?P<class>\w{1,80})' object is not (?P<how>subscriptable|iterable|callable)")
 ATTRIBUTE = re.compile(
     r"^(?:type object )?'(?P<class>[\w.]{1,120})'(?: object)? has no attribute '(?P<name>\w{1,80})'"
 )
@@ -65,6 +62,8 @@ def _of_user(raised: RaisedException, frame: Frame) -> Told | None:
         return _key(message, frame, place, code)
     if hit := NONE_ATTRIBUTE.match(message):
         return _none(hit["name"], frame, place, code)
+    if hit := NOT_SUCH.match(message):
+        return _not_such(hit["class"], hit["how"], frame, place, code)
     if hit := UNBOUND.search(message):
         name = hit["name"] or hit["new"]
         return Told(
@@ -124,6 +123,29 @@ def _none(name: str, frame: Frame, place: str, code: str) -> Told:
         "an argument that wasn't given, a file or entry that wasn't found.",
         f"脚本访问 `.{name}` 时 `{what or '该值'}` 为 None。",
         f"检查 {place} 之前 `{what or '它'}` 的来源：函数没有返回值、参数没有给出，或没有找到对应内容。",
+    )
+
+
+def _not_such(kind: str, how: str, frame: Frame, place: str, code: str) -> Told:
+    """A value that is used as what it isn't: indexed, iterated or called."""
+    forms = {"subscriptable": rf"{RECEIVER}\[", "callable": rf"{RECEIVER}\(", "iterable": rf"\bin {RECEIVER}"}
+    found = {hit["what"] for hit in re.finditer(forms[how], frame.code)}
+    what = f"`{found.pop()}`" if len(found) == 1 else "A value"
+    use = {"subscriptable": "indexed", "callable": "called", "iterable": "gone through"}[how]
+    use_zh = {"subscriptable": "取下标", "callable": "调用", "iterable": "遍历"}[how]
+    is_none = kind == "NoneType"
+    state = "None" if is_none else f"of type {kind}"
+    where = (
+        "a function that returned nothing, an argument that wasn't given, a file or entry that wasn't found"
+        if is_none
+        else "a name that was given another value before, or a field that holds something else"
+    )
+    it = "it" if what == "A value" else what
+    return Told(
+        f"{what} is {state} where the script has it {use}{code}.",
+        f"Look in the script where {it} gets its value before {place}: {where}.",
+        f"脚本对 {what.replace('A value', '某个值')} {use_zh}，而它是 {'None' if is_none else kind}。",
+        f"检查 {place} 之前该值的来源。",
     )
 
 

@@ -37,6 +37,10 @@ ANY_TYPE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60})(?:: (?P<message>[^\n]{0,4000}))?$"
 )
 """The last line of a traceback with frames, where the type may have any name."""
+DOTTED_TYPE = re.compile(
+    r"^(?P<type>[a-z_]\w{0,60}\.(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{0,60}): (?P<message>[^\n]{1,4000})$"
+)
+"""An exception whose type is written with two modules or more, whatever its name ends in."""
 INSIDE = re.compile(
     r"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))"
     r"(?:: (?P<message>[^\n]{4,4000})|\((?P<quote>['\"])(?P<quoted>[^\n]{4,2000}?)(?P=quote),?\))"
@@ -65,6 +69,23 @@ OF_LANGUAGE = frozenset(
      "ModuleAttributeError"}
 )  # fmt: skip
 """Types that Python itself raises at an expression: what they mean depends on whose expression it is."""
+CARRIERS = frozenset(
+    {
+        "requests",
+        "urllib3",
+        "httpx",
+        "httpcore",
+        "aiohttp",
+        "tenacity",
+        "fsspec",
+        "s3fs",
+        "botocore",
+        "boto3",
+        "anyio",
+    }
+)
+"""Packages that carry out what others ask: their failures are of what was asked for."""
+ASKERS = (owners.TRAINER, owners.LIBRARY)
 OF_NO_LIBRARY = re.compile(
     r"^(?:['\"][^'\"\n]{0,80}['\"]|-?\d{1,12}|\([^\n]{0,80}\))\s*$"
     r"|^'(?:NoneType|list|dict|str|int|float|tuple|set|bool|bytes|function|method|generator|range|zip|map)' object "
@@ -157,6 +178,19 @@ class RaisedException:
     def package(self) -> str:
         """The package that raised it; empty for the user's own code, or where no frame tells."""
         return self.frames[-1].package if self.frames else ""
+
+    @property
+    def asker(self) -> Frame | None:
+        """The innermost frame of whoever asked for a transfer or a call, where packages raised it that only carry it
+        out; None where nobody but these is in it."""
+        if self.package not in CARRIERS:
+            return None
+        named = (
+            frame
+            for frame in reversed(self.frames)
+            if frame.package not in CARRIERS and frame.owner in ASKERS
+        )
+        return next(named, None)
 
     @property
     def is_wrapped(self) -> bool:
@@ -253,6 +287,22 @@ def _borrow_frames(raised: Sequence[RaisedException]) -> None:
             exception.frames = other.frames
 
 
+def chain_of(exception: RaisedException, raised: Sequence[RaisedException]) -> list[RaisedException]:
+    """The exceptions of one chain, oldest first, with the one that is given."""
+    first = exception.line
+    stream = [
+        one
+        for one in raised
+        if (one.line.source, one.line.rank, one.line.host) == (first.source, first.rank, first.host)
+    ]
+    start = end = next((number for number, one in enumerate(stream) if one is exception), 0)
+    while start and stream[start].in_chain:
+        start -= 1
+    while end + 1 < len(stream) and stream[end + 1].in_chain:
+        end += 1
+    return stream[start : end + 1]
+
+
 def exceptions_inside(lines: Sequence[PeeledLine]) -> list[RaisedException]:
     """Exceptions in the middle of a line, or in C++'s message: the last resort, where no line is one by itself."""
     raised = []
@@ -323,4 +373,5 @@ def _frame(text: str) -> Frame | None:
 def _exception(text: str, now: _Open) -> re.Match[str] | None:
     if not text or text[0] not in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_":
         return None
-    return EXCEPTION.match(text) or (ANY_TYPE.match(text) if len(now.frames) > 1 else None)
+    ends = len(now.frames) > 1 or bool(now.frames and now.frames[-1].code)
+    return EXCEPTION.match(text) or DOTTED_TYPE.match(text) or (ANY_TYPE.match(text) if ends else None)

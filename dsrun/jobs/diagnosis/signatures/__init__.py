@@ -46,7 +46,8 @@ class FailureSignature:
     """Its class of failures: "cause" in --json."""
     kind: str = ROOT
     pattern: str
-    """A regular expression, searched in one line; `means` and `next` have its named groups' values in braces."""
+    """A regular expression, searched in one line; `means` and `next` have its named groups' values in braces,
+    and as {caller} the package whose code raised it, where a frame tells."""
     means: str
     """The headline: the cause in a sentence."""
     means_zh: str = ""

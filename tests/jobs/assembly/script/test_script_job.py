@@ -575,3 +575,36 @@ def test_a_script_that_reads_its_devices(tmp_path):
         'import os\nprint(os.environ["CUDA_VISIBLE_DEVICES"])\nos.environ["X"] = "CUDA_VISIBLE_DEVICES"\n'
     )
     assert not script_source.of_script(path).sets_devices
+
+
+# Names that the installed packages don't have
+
+
+GONE = "import argparse\nimport transformers\nargparse.ArgumentParser()\n"
+
+
+@pytest.fixture
+def transformers_5(monkeypatch):
+    from dsrun import packages
+
+    monkeypatch.setattr(packages, "installed", lambda path=None: {"transformers": "5.23.0"})
+
+
+def test_a_name_that_is_gone_refuses_the_job_before_its_start(planned, transformers_5):
+    with pytest.raises(DsrunError) as caught:
+        planned(f"{GONE}optimizer = transformers.AdamW\n")
+    (problem,) = [problem for problem in caught.value.problems if problem.where == "train.py:4"]
+    assert problem.what.startswith("transformers.AdamW is not in transformers 5.23.0")
+    assert "torch.optim.AdamW" in problem.hint
+
+
+def test_a_name_that_is_gone_is_a_note_where_it_may_never_be_reached(planned, transformers_5):
+    notes = planned(f"{GONE}def later():\n    return transformers.AdamW\n").notes
+    assert any(note.startswith("train.py:5: transformers.AdamW is not in") for note in notes)
+
+
+def test_a_module_beside_the_script_is_read_too(planned, work, transformers_5):
+    (work / "models.py").write_text("from transformers import TFAutoModel\n", encoding="utf-8")
+    with pytest.raises(DsrunError, match=r"TFAutoModel is not in transformers 5\.23\.0"):
+        planned(f"{GONE}import models\n")
+    assert any("models.py:1" in note for note in planned(f"{GONE}import models\n", force=True).notes)
