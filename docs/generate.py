@@ -31,6 +31,7 @@ from click.testing import CliRunner
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
+os.environ["DSRUN_TRACE"] = "0"  # Plans in pages are the same with any release of transformers.
 
 import combinations  # noqa: E402
 import measured  # noqa: E402
