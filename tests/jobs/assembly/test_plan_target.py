@@ -58,7 +58,7 @@ def test_a_kind_of_gpu():
     assert room.hardware.matrix_tflops == kind.matrix_tflops
     assert (
         found.text
-        == "6 x v100-32g on 3 nodes, 31.7 GiB each, 256 GiB of host memory and 1863 GiB of NVMe a node"
+        == "6 x v100-32g on 3 nodes of 2, 31.7 GiB each, 256 GiB of host memory and 1863 GiB of NVMe a node"
     )
 
 
