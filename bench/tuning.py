@@ -19,6 +19,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -44,7 +45,8 @@ EXAMPLES = 16
 WARM_UP = 2
 """Steps of a run that don't count: memory is found, and kernels are chosen."""
 PRESETS = ("ddp", "zero1", "zero2", "zero3")
-SPLITS = ((1, 8), (4, 2), (8, 1))
+SPLITS = ((8, 1), (4, 2), (1, 8))
+"""Micro batch and accumulation, in the order in which `dsrun tune` has them."""
 CHECKPOINTING = ("none", "full")
 GRID = [
     {"preset": preset, "micro_batch": micro, "grad_accum": accum, "activation_checkpointing": way}
@@ -158,13 +160,15 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
         for config in configs
     ]
     best = min(true.values())
+    spread = statistics.median(statistics.stdev(map(math.log, found)) for found in turns.values())
     regrets, used, chosen = [], [], []
     for seed in range(draws):
         draw = random.Random(seed)
 
         def measure(candidate: Candidate, steps: int, draw: random.Random = draw) -> Outcome:
             short = steps == recorded["steps"]
-            return Outcome(draw.choice(turns[candidate.name]) if short else true[candidate.name])
+            seconds = draw.choice(turns[candidate.name]) if short else true[candidate.name]
+            return Outcome(seconds, noise=spread)
 
         found = tune(candidates, measure, trials=trials, steps=recorded["steps"])
         assert found.leader is not None
@@ -178,6 +182,7 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     ]
     return {
         "trials": trials,
+        "spread_between_turns": spread,
         "draws": draws,
         "best": min(true, key=lambda name: true[name]),
         "best_seconds": best,

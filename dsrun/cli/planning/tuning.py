@@ -135,7 +135,7 @@ class Search:
         key = self._key(candidate, steps)
         for line in self._earlier():
             if line.get("key") == key:
-                return Outcome(line["seconds"], line["reason"], line["out_of_memory"])
+                return Outcome(line["seconds"], line["reason"], line["out_of_memory"], line["noise"])
         say(f"trying {candidate.name}, {steps} steps ...")
         outcome = self._try(candidate, steps)
         done = {"key": key, "candidate": candidate.name, "knobs": dict(candidate.knobs), "steps": steps}
@@ -168,7 +168,11 @@ class Search:
         if done.returncode:
             whole = done.stderr + done.stdout
             return Outcome(None, last_line(done.stderr), bool(OUT_OF_MEMORY.search(whole)))
-        return Outcome(seconds_of(folder))
+        seconds = seconds_of(folder)
+        middle = statistics.median(seconds)
+        # 1.48 median absolute deviations are a standard deviation, and a mean of n has its n-th root less.
+        spread = 1.48 * statistics.median(abs(one - middle) for one in seconds) / middle
+        return Outcome(middle, noise=round(spread / len(seconds) ** 0.5, 4))
 
 
 def search_of(words: list[str], folder: Path, options: TuneOptions) -> Search:
@@ -257,11 +261,10 @@ def finetune(
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
-def seconds_of(folder: Path) -> float:
-    """Median seconds of a trial's steps, without the first ones."""
+def seconds_of(folder: Path) -> list[float]:
+    """Seconds of a trial's steps, without the first ones."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    seconds: list[float] = [line["seconds"] for line in lines if "seconds" in line and "loss" in line]
-    return statistics.median(seconds[WARM_UP:])
+    return [line["seconds"] for line in lines if "seconds" in line and "loss" in line][WARM_UP:]
 
 
 def name_of(knobs: Mapping[str, Any]) -> str:
