@@ -150,7 +150,7 @@ def planned(config: dict[str, Any]) -> tuple[float, float]:
 def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     """The search on the recorded times, with other turns' times in each draw; beside the planner's first choice, and
     as many trials of candidates at random."""
-    from dsrun.planner.tuning import Candidate, Outcome, tune
+    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
 
     configs = recorded["configs"]
     true = {name_of(knobs_of(config)): config["seconds"] for config in configs}
@@ -165,10 +165,10 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     for seed in range(draws):
         draw = random.Random(seed)
 
-        def measure(candidate: Candidate, steps: int, draw: random.Random = draw) -> Outcome:
+        def measure(candidate: Candidate, steps: int, draw: random.Random = draw) -> TrialOutcome:
             short = steps == recorded["steps"]
             seconds = draw.choice(turns[candidate.name]) if short else true[candidate.name]
-            return Outcome(seconds, noise=spread)
+            return TrialOutcome(seconds, noise=spread)
 
         found = tune(candidates, measure, trials=trials, steps=recorded["steps"])
         assert found.leader is not None

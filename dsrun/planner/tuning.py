@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """The end of a trial. seconds: a step's; None where it died. reason: why."""
 
     seconds: float | None
@@ -65,7 +65,7 @@ class Trial:
 
     candidate: Candidate
     steps: int
-    outcome: Outcome
+    outcome: TrialOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Tuned:
     """Whether no other candidate may be faster by more than CLOSE, as far as the trials tell."""
 
 
-Measure = Callable[[Candidate, int], Outcome]
+Measure = Callable[[Candidate, int], TrialOutcome]
 """A candidate and the steps of its trial -> the outcome."""
 
 
