@@ -8,8 +8,8 @@ The grid is llama-tiny in fp32 on two CPU ranks: four presets, three splits of 1
 checkpointing: 24 configs. In a turn the same two processes train one after the other, in another order each
 time, so that what else the machine does hits all alike; a config's time in a turn is its fastest step behind the
 first two, which nothing else held up, and the record's the median over the turns. All steps stand in the record.
-Replayed, a short trial gives one turn's time, a longer one the median, and the regret is the time of the chosen config
-beyond that of the best.
+Replayed, every trial gives its config's time; with noise a short one gives one turn's, a longer one the median. The
+regret is the time of the chosen config beyond that of the best.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import date
 from importlib.metadata import version
@@ -183,6 +184,8 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     return {
         "trials": trials,
         "spread_between_turns": spread,
+        "regret_of_medians": regret_of(recorded, trials, lambda config: config["seconds"]),
+        "regret_of_fastest": regret_of(recorded, trials, lambda config: min(config["turns"])),
         "draws": draws,
         "best": min(true, key=lambda name: true[name]),
         "best_seconds": best,
@@ -194,6 +197,22 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
         "planner_alone": true[first.name] / best - 1,
         "at_random": {"mean": statistics.fmean(blind), "most": max(blind)},
     }
+
+
+def regret_of(recorded: dict[str, Any], trials: int, time: Callable[[dict[str, Any]], float]) -> float:
+    """The search's regret where every trial takes what `time` says of its config."""
+    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
+
+    true = {name_of(knobs_of(config)): time(config) for config in recorded["configs"]}
+    candidates = [
+        Candidate(name_of(knobs_of(config)), knobs_of(config), config["planned"], config["needs"])
+        for config in recorded["configs"]
+    ]
+    found = tune(
+        candidates, lambda one, _: TrialOutcome(true[one.name]), trials=trials, steps=recorded["steps"]
+    )
+    assert found.leader is not None
+    return true[found.leader.name] / min(true.values()) - 1
 
 
 def knobs_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +288,10 @@ def shown(found: dict[str, Any], recorded: dict[str, Any]) -> str:
             f"{len(recorded['configs'])} configs of {recorded['model']} on {recorded['ranks']} CPU ranks, recorded "
             f"{recorded['date']} (load {recorded['load_before_each_turn']}): {found['best_seconds']:.3g} to "
             f"{found['worst_seconds']:.3g} s a step, the best {found['best']}",
-            f"dsrun tune, {found['trials']} trials at most, {found['trials_used']:.1f} in the mean of {found['draws']} "
+            f"dsrun tune, {found['trials']} trials at most: regret {found['regret_of_medians']:.1%} on the medians of "
+            f"the turns, {found['regret_of_fastest']:.1%} on the fastest; a config's turns differ by "
+            f"{found['spread_between_turns']:.0%} (standard deviation)",
+            f"with the noise of single turns, {found['trials_used']:.1f} trials in the mean of {found['draws']} "
             f"draws: regret {regret['mean']:.1%} in the mean, {regret['most']:.1%} at most, within 5 % in "
             f"{found['within_5_percent']:.0%}",
             f"the planner's first choice without a trial: {found['planner_alone']:.1%}",
