@@ -8,8 +8,8 @@ The grid is llama-tiny in fp32 on two CPU ranks: four presets, three splits of 1
 checkpointing: 24 configs. In a turn the same two processes train one after the other, in another order each
 time, so that what else the machine does hits all alike; a config's time in a turn is its fastest step behind the
 first two, which nothing else held up, and the record's the median over the turns. All steps stand in the record.
-Replayed, a short trial gives one turn's time, a longer one the median, and the regret is the time of the chosen config
-beyond that of the best.
+Replayed, every trial gives its config's time; with noise a short one gives one turn's, a longer one the median. The
+regret is the time of the chosen config beyond that of the best.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import date
 from importlib.metadata import version
@@ -44,7 +46,8 @@ EXAMPLES = 16
 WARM_UP = 2
 """Steps of a run that don't count: memory is found, and kernels are chosen."""
 PRESETS = ("ddp", "zero1", "zero2", "zero3")
-SPLITS = ((1, 8), (4, 2), (8, 1))
+SPLITS = ((8, 1), (4, 2), (1, 8))
+"""Micro batch and accumulation, in the order in which `dsrun tune` has them."""
 CHECKPOINTING = ("none", "full")
 GRID = [
     {"preset": preset, "micro_batch": micro, "grad_accum": accum, "activation_checkpointing": way}
@@ -148,7 +151,7 @@ def planned(config: dict[str, Any]) -> tuple[float, float]:
 def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     """The search on the recorded times, with other turns' times in each draw; beside the planner's first choice, and
     as many trials of candidates at random."""
-    from dsrun.planner.tuning import Candidate, Outcome, tune
+    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
 
     configs = recorded["configs"]
     true = {name_of(knobs_of(config)): config["seconds"] for config in configs}
@@ -158,13 +161,15 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
         for config in configs
     ]
     best = min(true.values())
+    spread = statistics.median(statistics.stdev(map(math.log, found)) for found in turns.values())
     regrets, used, chosen = [], [], []
     for seed in range(draws):
         draw = random.Random(seed)
 
-        def measure(candidate: Candidate, steps: int, draw: random.Random = draw) -> Outcome:
+        def measure(candidate: Candidate, steps: int, draw: random.Random = draw) -> TrialOutcome:
             short = steps == recorded["steps"]
-            return Outcome(draw.choice(turns[candidate.name]) if short else true[candidate.name])
+            seconds = draw.choice(turns[candidate.name]) if short else true[candidate.name]
+            return TrialOutcome(seconds, noise=spread)
 
         found = tune(candidates, measure, trials=trials, steps=recorded["steps"])
         assert found.leader is not None
@@ -178,6 +183,9 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     ]
     return {
         "trials": trials,
+        "spread_between_turns": spread,
+        "regret_of_medians": regret_of(recorded, trials, lambda config: config["seconds"]),
+        "regret_of_fastest": regret_of(recorded, trials, lambda config: min(config["turns"])),
         "draws": draws,
         "best": min(true, key=lambda name: true[name]),
         "best_seconds": best,
@@ -189,6 +197,22 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
         "planner_alone": true[first.name] / best - 1,
         "at_random": {"mean": statistics.fmean(blind), "most": max(blind)},
     }
+
+
+def regret_of(recorded: dict[str, Any], trials: int, time: Callable[[dict[str, Any]], float]) -> float:
+    """The search's regret where every trial takes what `time` says of its config."""
+    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
+
+    true = {name_of(knobs_of(config)): time(config) for config in recorded["configs"]}
+    candidates = [
+        Candidate(name_of(knobs_of(config)), knobs_of(config), config["planned"], config["needs"])
+        for config in recorded["configs"]
+    ]
+    found = tune(
+        candidates, lambda one, _: TrialOutcome(true[one.name]), trials=trials, steps=recorded["steps"]
+    )
+    assert found.leader is not None
+    return true[found.leader.name] / min(true.values()) - 1
 
 
 def knobs_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +288,10 @@ def shown(found: dict[str, Any], recorded: dict[str, Any]) -> str:
             f"{len(recorded['configs'])} configs of {recorded['model']} on {recorded['ranks']} CPU ranks, recorded "
             f"{recorded['date']} (load {recorded['load_before_each_turn']}): {found['best_seconds']:.3g} to "
             f"{found['worst_seconds']:.3g} s a step, the best {found['best']}",
-            f"dsrun tune, {found['trials']} trials at most, {found['trials_used']:.1f} in the mean of {found['draws']} "
+            f"dsrun tune, {found['trials']} trials at most: regret {found['regret_of_medians']:.1%} on the medians of "
+            f"the turns, {found['regret_of_fastest']:.1%} on the fastest; a config's turns differ by "
+            f"{found['spread_between_turns']:.0%} (standard deviation)",
+            f"with the noise of single turns, {found['trials_used']:.1f} trials in the mean of {found['draws']} "
             f"draws: regret {regret['mean']:.1%} in the mean, {regret['most']:.1%} at most, within 5 % in "
             f"{found['within_5_percent']:.0%}",
             f"the planner's first choice without a trial: {found['planner_alone']:.1%}",

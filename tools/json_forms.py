@@ -403,6 +403,7 @@ class TuneTrial(TypedDict):
     seconds: Annotated[float | None, "of a step; null where it died"]
     reason: str
     out_of_memory: bool
+    noise: Annotated[float, "relative standard deviation of the seconds"]
 
 
 class TuneRefused(TypedDict):

@@ -30,7 +30,7 @@ OFFSET = 1.0
 PART = 0.25
 """The same of what a knob's value adds to it."""
 NOISE = 0.05
-"""The same of a short trial's seconds; one of twice the steps has 1 / sqrt(2) of it."""
+"""The same of a short trial's seconds, at least; one of twice the steps has 1 / sqrt(2) of it."""
 OPTIMISM = 1.0
 """Standard deviations that an optimistic guess lies below the mean."""
 
@@ -49,12 +49,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """The end of a trial. seconds: a step's; None where it died. reason: why."""
 
     seconds: float | None
     reason: str = ""
     out_of_memory: bool = False
+    noise: float = 0.0
+    """Relative standard deviation of the seconds, as far as the trial's own steps tell; NOISE at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Trial:
 
     candidate: Candidate
     steps: int
-    outcome: Outcome
+    outcome: TrialOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Tuned:
     """Whether no other candidate may be faster by more than CLOSE, as far as the trials tell."""
 
 
-Measure = Callable[[Candidate, int], Outcome]
+Measure = Callable[[Candidate, int], TrialOutcome]
 """A candidate and the steps of its trial -> the outcome."""
 
 
@@ -165,9 +167,10 @@ def _sure(candidates: Sequence[Candidate], trials: Sequence[Trial]) -> bool:
     if best is None:
         return not _open(candidates, trials)
     guess, seconds = _Posterior(candidates, trials).optimistic, measured(trials)
+    noise = max([NOISE, *(trial.outcome.noise for trial in trials)])
     others = [seconds[name] for name in seconds if name != best.name]
     longest = max(trial.steps for trial in trials if trial.candidate == best)
-    beaten = all(other >= (1 + CLOSE) * seconds[best.name] for other in others)
+    beaten = all(other >= (1 + CLOSE + OPTIMISM * noise) * seconds[best.name] for other in others)
     twice = longest > min(trial.steps for trial in trials)
     least = (1 - CLOSE) * seconds[best.name]
     return (beaten or twice) and all(guess(each) >= least for each in _open(candidates, trials))
@@ -189,7 +192,7 @@ class _Posterior:
         for trial in trials:
             if trial.outcome.seconds is None:
                 continue
-            weight = trial.steps / least / NOISE**2
+            weight = trial.steps / least / max(NOISE, trial.outcome.noise) ** 2
             error = math.log(trial.outcome.seconds / trial.candidate.seconds)
             places = self._places(trial.candidate)
             for row in places:

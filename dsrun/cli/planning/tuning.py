@@ -25,7 +25,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import write_atomic
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import entries, flag_of
-from dsrun.planner.tuning import Candidate, Outcome, Trial, Tuned, measured, tune
+from dsrun.planner.tuning import Candidate, Trial, TrialOutcome, Tuned, measured, tune
 
 if TYPE_CHECKING:
     from dsrun.config.presets.preset import Preset
@@ -130,12 +130,12 @@ class Search:
         key = "host_bytes" if prediction["device"] == "cpu" else "gpu_reserved_bytes"
         return Candidate(name, dict(knobs), float(seconds), float(prediction[key]))
 
-    def _measure(self, candidate: Candidate, steps: int) -> Outcome:
+    def _measure(self, candidate: Candidate, steps: int) -> TrialOutcome:
         """The outcome of a trial: an earlier one's, if it was made before, or of a run now."""
         key = self._key(candidate, steps)
         for line in self._earlier():
             if line.get("key") == key:
-                return Outcome(line["seconds"], line["reason"], line["out_of_memory"])
+                return TrialOutcome(line["seconds"], line["reason"], line["out_of_memory"], line["noise"])
         say(f"trying {candidate.name}, {steps} steps ...")
         outcome = self._try(candidate, steps)
         done = {"key": key, "candidate": candidate.name, "knobs": dict(candidate.knobs), "steps": steps}
@@ -157,7 +157,7 @@ class Search:
         content = json.dumps([self.words, dict(candidate.knobs), steps], ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def _try(self, candidate: Candidate, steps: int) -> Outcome:
+    def _try(self, candidate: Candidate, steps: int) -> TrialOutcome:
         """Train for a few steps. The run's folder stays, with its log."""
         folder = self.folder / "trials" / f"{candidate.name}-{steps}-{self._key(candidate, steps)[:6]}"
         more: dict[str, Any] = {
@@ -167,8 +167,12 @@ class Search:
         done = finetune(self.words, candidate.knobs, {**more, "as_json": True, "force": True})
         if done.returncode:
             whole = done.stderr + done.stdout
-            return Outcome(None, last_line(done.stderr), bool(OUT_OF_MEMORY.search(whole)))
-        return Outcome(seconds_of(folder))
+            return TrialOutcome(None, last_line(done.stderr), bool(OUT_OF_MEMORY.search(whole)))
+        seconds = seconds_of(folder)
+        middle = statistics.median(seconds)
+        # 1.48 median absolute deviations are a standard deviation, and a mean of n has its n-th root less.
+        spread = 1.48 * statistics.median(abs(one - middle) for one in seconds) / middle
+        return TrialOutcome(middle, noise=round(spread / len(seconds) ** 0.5, 4))
 
 
 def search_of(words: list[str], folder: Path, options: TuneOptions) -> Search:
@@ -257,11 +261,10 @@ def finetune(
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
-def seconds_of(folder: Path) -> float:
-    """Median seconds of a trial's steps, without the first ones."""
+def seconds_of(folder: Path) -> list[float]:
+    """Seconds of a trial's steps, without the first ones."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    seconds: list[float] = [line["seconds"] for line in lines if "seconds" in line and "loss" in line]
-    return statistics.median(seconds[WARM_UP:])
+    return [line["seconds"] for line in lines if "seconds" in line and "loss" in line][WARM_UP:]
 
 
 def name_of(knobs: Mapping[str, Any]) -> str:
