@@ -1,6 +1,7 @@
 """What changed between releases of DeepSpeed, found in their code, beside what the releases themselves do: a page.
 
-    python bench/replay.py --sources DIR [--first 0.15.0] [--corpus DIR] [--drawn 500] [--output PAGE]
+    python bench/replay.py --sources DIR [--first 0.15.0] [--releases 0.15.4,...] [--corpus DIR] [--drawn 500]
+                           [--output PAGE]
 
 Every release from the first on reads the same configs with its own DeepSpeedConfig: each key of any of these releases
 by itself, at its bounds, its choices and values that are none; real configs; drawn ones. What one release takes and the
@@ -16,8 +17,8 @@ import argparse
 import copy
 import hashlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,7 +56,7 @@ FEW_VALUES = 3
 """The same of a key that is one and the same in all releases."""
 SAMPLE = 300
 """Configs that no change shows, which dsrun is asked about for each pair of releases: changes that it makes up."""
-ODD = (None, True, False, 0, -1, 1, 2, 0.5, "x", "auto", {}, [])
+ODD: tuple[Any, ...] = (None, True, False, 0, -1, 1, 2, 0.5, "x", "auto", {}, [])
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,18 @@ def _rule_of(node: Any) -> Any:
 # --- DeepSpeed's answers --------------------------------------------------------------------------------------------
 
 
-def answer() -> None:
-    """In a process of its own: read the configs of stdin, and print which were taken, and the defaults."""
+def answer(release: str, place: Path, configs: list[Config], kept: Path) -> None:
+    """In a process of its own: let a release read the configs, and keep which it took, and the defaults."""
+    os.environ.update(releases.environment(place))
+    os.chdir(place)
+    sys.path.insert(0, str(place))
     reading.load()
-    configs = json.load(sys.stdin)
+    import deepspeed
+
+    if deepspeed.__version__ != release:
+        raise RuntimeError(f"imported {deepspeed.__version__}")
     taken = [reading.read(config, 1).kind == reading.ACCEPTED for config in configs]
-    json.dump({"taken": taken, "defaults": defaults()}, sys.stdout)
+    kept.write_text(json.dumps({"taken": taken, "defaults": defaults()}), encoding="utf-8")
 
 
 def defaults() -> dict[str, Any]:
@@ -195,19 +202,23 @@ SECTIONS = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer":
 
 
 def ask(release: str, folder: Path, configs: list[Config]) -> dict[str, Any]:
-    """A release's answers, kept for the next time. Raises RuntimeError where it can't be imported."""
+    """A release's answers, kept for the next time. Raises RuntimeError where it can't be imported.
+
+    torch is imported once, before the processes part: that is most of what an import of DeepSpeed takes.
+    """
+    import torch  # noqa: F401
+
     place = releases.unpacked(release, folder)
-    asked = json.dumps(configs)
-    kept = folder / f"answers-{release}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    digest = hashlib.sha256(json.dumps(configs).encode()).hexdigest()[:12]
+    kept = folder / f"answers-{release}-{digest}.json"
     if not kept.is_file():
-        done = subprocess.run(
-            [sys.executable, __file__, "--answer"],
-            input=asked, env=releases.environment(place), cwd=place,
-            text=True, capture_output=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"DeepSpeed {release}: {done.stderr.strip().splitlines()[-1]}")
-        kept.write_text(done.stdout[done.stdout.index('{"taken"') :], encoding="utf-8")
+        process = multiprocessing.get_context("fork").Process(
+            target=answer, args=(release, place, configs, kept)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError("its process failed; what it says is above")
     answers: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
     return answers
 
@@ -422,10 +433,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sources", type=Path)
     parser.add_argument("--first", default="0.15.0")
-    parser.add_argument("--last", default="")
+    parser.add_argument("--releases", default="", help="only these, from the first on: 0.15.4,0.16.0")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--drawn", type=int, default=500)
     parser.add_argument("--output", type=Path)
@@ -437,8 +447,9 @@ def replayed(given: argparse.Namespace, folder: Path) -> tuple[list[Step], list[
     chosen = probes(given.first, given.drawn, given.corpus)
     configs = [probe.config for probe in chosen]
     wanted = [release for release in schema.releases() if release >= schema.numbers(given.first)]
-    if given.last:
-        wanted = [release for release in wanted if release <= schema.numbers(given.last)]
+    if given.releases:
+        named = set(map(schema.numbers, given.releases.split(",")))
+        wanted = [release for release in wanted if release in named]
     answers: dict[str, dict[str, Any]] = {}
     unable: dict[str, str] = {}
     for release in map(schema.name_of, wanted):
@@ -459,9 +470,6 @@ def replayed(given: argparse.Namespace, folder: Path) -> tuple[list[Step], list[
 
 def main() -> None:
     given = options()
-    if given.answer:
-        answer()
-        return
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         steps, chosen, unable = replayed(given, given.sources or Path(scratch))

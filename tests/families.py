@@ -30,10 +30,13 @@ from dsrun.jobs.assembly.checks import parallelism
 from dsrun.models import multimodal, resolve
 from dsrun.models.text_shape import shape_of
 from dsrun.options.table import ParallelismOptions
+from dsrun.training.data.packing import keeps_states
+from dsrun.training.loop import SEES_OTHERS
 from dsrun.training.models.text_part import towers
 
 PAGE = ROOT / "docs" / "reference" / "families.md"
 COLUMNS = ("plan", "train", "LoRA", "pack", "--tp", "--sp", "--pp", "export whole")
+STATES = "layers with a state mix what one sequence holds, without kernels that take borders"
 CLOSE = 1e-5
 """Largest distance of a loss from the plain loop's."""
 HEAD = """# Families of multimodal checkpoints
@@ -100,7 +103,7 @@ def row(family: str, folder: Path, model: Any, full: dict[str, Any], lora: dict[
         "plan": planned(folder, model),
         "train": tried(near(full, losses)),
         "LoRA": tried(near(lora, with_lora)),
-        "pack": "exact" if full["packs"] else "refused: layers with a state mix what one sequence holds",
+        "pack": "exact" if full["packs"] else f"refused: {STATES if keeps_states(model) else SEES_OTHERS}",
         **{f"--{kind}": divided(kind, family) for kind in ("tp", "sp", "pp")},
         "export whole": tried(lambda: check_whole(full, folder, trained)),
     }
@@ -121,7 +124,7 @@ def table(rows: dict[str, dict[str, str]]) -> str:
             word, _, reason = cell.partition(": ")
             if reason:
                 # Reasons that differ by the family's name alone are one.
-                number = reasons.setdefault(reason.replace(family, "it"), len(reasons) + 1)
+                number = reasons.setdefault(reason.replace(f"{family} ", "it "), len(reasons) + 1)
                 word = f"{word} ({number})"
             short.append(word)
         lines.append(f"| `{family}` | {cells['loaded']} | {' | '.join(short)} |")

@@ -59,12 +59,21 @@ def as_data(signature: FailureSignature) -> str:
     return f'{{"prompt": "What does this mean?", "text": "{line}", "label": 3}}\n{STEPS}'
 
 
+def denied(signature: FailureSignature) -> str:
+    """A line that says that it did not happen."""
+    words = signature.compiled.search(matched(signature)) or signature.compiled.search(signature.examples[0])
+    return (
+        f"self-check: no {words[0].strip() if words else matched(signature)} since the start\nself-check done"
+    )
+
+
 KINDS: tuple[Callable[[FailureSignature], str], ...] = (
     told,
     in_code,
     of_own_check,
     in_another_order,
     as_data,
+    denied,
 )
 
 

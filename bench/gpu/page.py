@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from common import CHECKOUT, GIB, stored
 
+from dsrun.catalog import read_toml
 from dsrun.planner import gpus as kinds
 
 CARDS = CHECKOUT / "docs/reference/cards"
@@ -54,7 +55,7 @@ ITEMS = (
          "the same losses to 1e-5 with stand-ins for the kernels"),
     Item("flex_attention", ("speed/attention-flex",), "no kind of attention of dsrun's: see below"),
     Item("liger-kernel's fused loss", ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
-         "loss and gradients with a stand-in that works as it does"),
+         "loss and gradients with a stand-in that works as it does; its own kernels in Triton's interpreter, to 1e-5"),
     Item("liger-kernel's RMSNorm, rotary positions and gated layers",
          ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
          "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
@@ -110,6 +111,26 @@ flex_attention is measured by the bench, and no `--attention` of dsrun's: it mak
 sequence and compiles a kernel, where torch's varlen kernel takes the examples' borders as they are. What varlen doesn't
 compute (GPUs before Ampere, fp32, soft caps and sinks) goes through torch's SDPA under a mask, or eagerly.
 """
+
+
+PLACES = """
+## What a GPU alone takes
+
+Each function of dsrun's training that asks for a GPU (a test compares the list with the code), and the tests that run
+it without one. `tests/stand_in_cuda` puts a runtime that computes nothing under a CUDA build of torch, whose tensors
+have no content: its own checks, shapes, devices, memory and backward passes are torch's.
+
+| place | what exercises it without a card |
+| --- | --- |
+"""
+
+
+def places() -> Iterator[str]:
+    """Rows of the functions that ask for a GPU."""
+    for module, functions in read_toml(Path(__file__).with_name("branches.toml")).items():
+        for function, tests in functions.items():
+            shown = ", ".join(f"`{test}`" for test in tests) or "nothing"
+            yield f"| `{module.removesuffix('.py')}: {function}` | {shown} |"
 
 
 def without(item: Item) -> str:
@@ -329,7 +350,11 @@ def text(lines: Iterable[Mapping[str, Any]]) -> str:
     found = newest(lines)
     lead = "No GPU has run dsrun yet." if not found else "Each figure names its card."
     rows = [f"| {item.what} | {cell(item, found)} | {without(item)} |" for item in ITEMS]
-    return HEAD.format(lead=lead) + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found)]) + "\n"
+    return (
+        HEAD.format(lead=lead)
+        + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found), PLACES.rstrip("\n"), *places()])
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -195,11 +195,11 @@ def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
     kbit = words.switch(case, "kbit_casts")
     if kbit is None and trainer is not None:
         kbit = trainer.value("kbit_casts")
-    own_loop = case.get("logits") in OWN_LOOPS
+    of_then = case.get("logits") in ("hf_old", "hf_new")
     mixed = str(case.get("precision") or "bf16").lower() in MIXED
     return {
         "kbit_casts": bool(kbit) and str(setup.quantized) in BITSANDBYTES,
-        "fp32_stream": mixed and not own_loop and trainers.in_fp32(setup),
+        "fp32_stream": mixed and of_then and trainers.in_fp32(setup),
     }
 
 
@@ -363,12 +363,21 @@ ENDS = ("lm_head", "output_layer", "embed_out", "embed_tokens", "wte", "word_emb
 """LoRA's targets outside the blocks: a vocabulary wide."""
 
 
+GROUPS = {
+    "linear": ("all-linear",), "attention": ("q", "k", "v", "o"), "attn": ("q", "k", "v", "o"),
+    "mlp": ("gate", "up", "down"),
+}  # fmt: skip
+"""Words for several of a block's matrices."""
+
+
 def _targets(case: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
     """The matrices of a block that LoRA is put on, and the number of those outside the blocks."""
     named = case.get("lora_targets") or "q_proj,v_proj"
     if not isinstance(named, str | list) or not all(isinstance(name, str) for name in named):
         raise UnknownWordError("lora_targets", named)
-    found, others = lora.roles(named)
+    words_of = named.split(",") if isinstance(named, str) else named
+    expanded = [each for word in words_of for each in GROUPS.get(word.strip().lower(), (word,))]
+    found, others = lora.roles(expanded)
     if unknown := [name for name in others if name not in ENDS]:
         raise UnknownWordError("lora_targets", unknown[0], "is no matrix that the planner knows")
     return found, len(others)

@@ -105,7 +105,8 @@ def _by_environment(requested: Resolved[PlanOptions]) -> Resolved[PlanOptions]:
 
 def _check_together(requested: Resolved[PlanOptions]) -> None:
     """Refuse options that would go unheard."""
-    named, options = set(requested.user), requested.options
+    named = {name for name in requested.user if requested.source(name) != Source.ENVIRONMENT}
+    options = requested.options
     if options.calibrate:
         _refuse(requested, named - {"calibrate", "as_json"}, "has no use beside --calibrate")
     elif options.purpose == "inference":

@@ -44,7 +44,13 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = own.get("model_type") or kind
     if not isinstance(kind, str):
         return dict(config)
-    return {**config, TEXT_CONFIG: {**transformers_code.config_defaults(kind), "model_type": kind, **own}}
+    # A default under one name must not stand beside a value under another name of the same thing.
+    aliases = [names for names in transformers_code.config_aliases(kind) if names & own.keys()]
+    given = {name for names in aliases for name in names}
+    defaults = {
+        key: value for key, value in transformers_code.config_defaults(kind).items() if key not in given
+    }
+    return {**config, TEXT_CONFIG: {**defaults, "model_type": kind, **own}}
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

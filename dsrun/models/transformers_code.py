@@ -117,6 +117,26 @@ def config_defaults(model_type: str) -> dict[str, Any]:
     return _defaults(node, classes) if node else {}
 
 
+def config_aliases(model_type: str) -> tuple[frozenset[str], ...]:
+    """The keys of a model_type's config that stand for one another (its class's attribute_map)."""
+    classes = _config_classes(model_type)
+    node = next((node for node in classes.values() if _value(node, "model_type") == model_type), None)
+    for part in node.body if node else ():
+        if isinstance(part, ast.Assign) and "attribute_map" in map(_name, part.targets):
+            pairs = (
+                zip(part.value.keys, part.value.values, strict=True)
+                if isinstance(part.value, ast.Dict)
+                else ()
+            )
+            constants = (
+                (k.value, v.value)
+                for k, v in pairs
+                if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
+            )
+            return tuple(frozenset(map(str, pair)) for pair in constants)
+    return ()
+
+
 def _defaults(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
     """A config class's defaults, after those of the classes in its file that it inherits from."""
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes]

@@ -45,7 +45,7 @@ class Block:
     attention_dropout: bool = False
     """Whether scores are dropped out: where a matrix of them is made, the mask and a dropped copy are kept, too."""
     fp32_sharded: bool = False
-    """With LoRA in bf16 mixed precision under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
+    """In published runs with LoRA under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
     scores: tuple[float, float] | None = None
     """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
@@ -383,7 +383,7 @@ FAMILIES: dict[str, Family] = {
     "glm4v_text": Family(
         block=Block(copied=True, norms=4), fused=True, qkv_bias="attention_bias", key_default=True),
     "glm4v_moe_text": Family(
-        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True, head=128),
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True),
     "qwen3": Family(block=QWEN3, qkv_bias="attention_bias", out_bias="attention_bias", head=128),
     "glm": Family(block=Block(copied=True), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
     "glm4": Family(

@@ -37,9 +37,11 @@ def knobs(
 ) -> list[Knob]:
     """The changes that save something, those first that cost the least time among the ones that make it fit.
 
-    presets: those that may be taken instead, with their fields of a Setup.
+    presets: those that may be taken instead, with their fields of a Setup. Both sides are by formula: a plan that was
+    traced is judged anew.
     """
     found = []
+    plan = judge(plan.preset, plan.setup, room)
     others = {name: fields for name, fields in presets.items() if name != plan.preset}
     for change in changes(plan.setup, others, bf16=bf16):
         setup = change.apply(plan.setup) if change.kind in KINDS else None

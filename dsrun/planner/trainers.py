@@ -84,6 +84,10 @@ class TrainerDefaults:
         """Its default for a field; None where it has none."""
         return next((one.fields[field] for one in self.assumptions if field in one.fields), None)
 
+    def runs(self, division: Mapping[str, Any]) -> bool:
+        """Whether it has the engine of a preset's fields."""
+        return self.engine in ("", division.get("engine", "deepspeed"))
+
     def divided(self, setup: Setup, division: Mapping[str, Any]) -> dict[str, Any]:
         """A preset's fields of a Setup (setup.zero_fields, fsdp_fields) with what the trainer decides there."""
         values = dict(division)
@@ -95,7 +99,7 @@ class TrainerDefaults:
 
 
 def in_fp32(setup: Setup) -> bool:
-    """Whether PEFT's stacks have this set-up's residual stream in fp32 (Setup.fp32_stream)."""
+    """Whether published runs of such a set-up have their residual stream in fp32 (Setup.fp32_stream)."""
     return setup.sharded and setup.method != "full" and setup.shape.block.fp32_sharded
 
 

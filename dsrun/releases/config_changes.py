@@ -86,7 +86,7 @@ def key_history(package: PackageReleases, key: str) -> list[tuple[str, str, str]
 
 
 OLDEST = "0.9.0"
-"""The first release whose keys were read."""
+"""The first release of DeepSpeed whose keys were read."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def key_record(package: PackageReleases, key: str) -> KeyRecord | None:
     defaults = [fact for fact in of_key if fact.kind == "default" and not fact.releases >> last & 1]
     spans = span(releases, package.every)
     return KeyRecord(
-        names[first] if names[first] != OLDEST else "",
+        names[first] if first and names[first] != OLDEST else "",
         names[last] if last < len(names) - 1 else "",
         tuple((fact.text, in_words(package, fact.releases)) for fact in defaults),
         in_words(package, releases) if "," in spans else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.releases.config_changes import in_words
+from dsrun.releases.config_changes import facts, in_words
 from dsrun.releases.lookup import NameRecord, look_up, uses
 
 MOST_TEXTS = 3
@@ -29,6 +29,8 @@ def explained(path: str, parameter: str = "") -> Iterator[str]:
     if record.taken_by_decorator:
         spans = in_words(package, record.taken_by_decorator)
         yield f"Deprecated:  {spans} take it under its old name"
+    if parameter:
+        yield from _defaults(record, f"{path.rpartition('.')[2]}.{parameter}")
     if record.next and record.any_keyword:
         yield "             (it takes any keyword, and may pass this one on)"
     if record.defined:
@@ -43,6 +45,15 @@ def explained(path: str, parameter: str = "") -> Iterator[str]:
     if record.next and record.dynamic:
         yield f"Note:        {path.rpartition('.')[0]} answers some names at run time (__getattr__)"
     yield f"Read from:   {package.note}"
+
+
+def _defaults(record: NameRecord, setting: str) -> Iterator[str]:
+    """The defaults of a setting, where the data have those of its class."""
+    label = "Left out:    "
+    for fact in facts(record.package):
+        if fact.kind == "default" and fact.place == setting:
+            yield f"{label}{fact.text} in {in_words(record.package, fact.releases)}"
+            label = " " * len(label)
 
 
 def _never(record: NameRecord, asked: str, parameter: str) -> Iterator[str]:

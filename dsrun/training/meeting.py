@@ -33,7 +33,7 @@ LIMIT = "DEEPSPEED_TIMEOUT"
 """Where --timeout is given, its minutes, for both."""
 LONGER = "--timeout MINUTES waits longer."
 ARRIVED, CONNECTED = "dsrun/arrived", "dsrun/connected"
-"""Keys of the store, with a rank's number behind them."""
+"""Keys of the store: how many ranks, and with a rank's number behind them whether it is one of these."""
 
 
 class Meeting:
@@ -52,15 +52,18 @@ class Meeting:
 
     def arrive(self) -> None:
         """Wait for the other ranks. Raises TrainingError where some don't come, with their hosts."""
-        began, told = time.monotonic(), False
+        began, told = time.monotonic(), self._rank > 0
         store = self._store = self._reached()
-        store.set(f"{ARRIVED}/{self._rank}", "")
-        while missing := self._missing(store, ARRIVED):
+        self._count(store, ARRIVED)
+        while store.add(ARRIVED, 0) < self._ranks:
             waited = time.monotonic() - began
-            if waited > self._arrive_s:
+            late = waited > self._arrive_s
+            # Asked for seldom: it takes a question for each rank.
+            missing = self._missing(store, ARRIVED) if late or (waited > WORD_S and not told) else []
+            if late and missing:
                 what = f"{self._named(missing)} did not come within {_span(self._arrive_s)}"
                 raise TrainingError(what, where=self._address, hint=f"{_look_at(missing)} {LONGER}")
-            if waited > WORD_S and not told:
+            if missing:
                 told = True
                 self._note(f"still waiting for {self._named(missing)} to begin")
             time.sleep(min(1.0, 0.01 + waited / 10))
@@ -85,7 +88,7 @@ class Meeting:
         """Add up one number over all ranks, which are connected. Raises RuntimeError where the sum is wrong."""
         if self._store is None:
             raise RuntimeError("the ranks have not met")
-        self._store.set(f"{CONNECTED}/{self._rank}", "")
+        self._count(self._store, CONNECTED)
         ones = torch.ones(1, device=device)
         dist.all_reduce(ones)
         if (total := ones.item()) != self._ranks:
@@ -108,11 +111,14 @@ class Meeting:
             )
             raise TrainingError(what, where=self._address, hint=hint) from error
 
-    def _missing(self, store: dist.TCPStore, key: str) -> list[int]:
-        """The ranks that have not set a key; looked for one by one only where there are any."""
-        if store.check([f"{key}/{rank}" for rank in range(self._ranks)]):
-            return []
-        return [rank for rank in range(self._ranks) if not store.check([f"{key}/{rank}"])]
+    def _count(self, store: dist.Store, key: str) -> None:
+        """Count this rank: by its number first, so that a rank in the sum is no missing one."""
+        store.add(f"{key}/{self._rank}", 1)
+        store.add(key, 1)
+
+    def _missing(self, store: dist.Store, key: str) -> list[int]:
+        """The ranks that are not counted. Adding nothing is how every torch asks a store without waiting."""
+        return [rank for rank in range(self._ranks) if not store.add(f"{key}/{rank}", 0)]
 
     def _stuck(self) -> TrainingError:
         """The error of a first exchange that came to no end."""

@@ -766,6 +766,14 @@ def test_what_is_said_comes_before_a_trainers_default(dsrun):
     assert (said["checkpointing"], said["variable_lengths"]) == (1, False)
 
 
+def test_a_trainer_without_deepspeed(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--trainer", "torchtune")
+    plans = json.loads(dsrun(*one, "--json").out)["plans"]
+    assert plans and {plan["setup"]["engine"] for plan in plans} == {"fsdp"}
+    said = dsrun(*one, "--preset", "zero3")
+    assert said.code == 1 and "no DeepSpeed" in said.err
+
+
 def test_a_trainer_that_there_is_not(dsrun):
     said = dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--trainer", "axolot")
     assert said.code == 1 and "'axolotl'" in said.err

@@ -81,6 +81,19 @@ def test_defaults_of_transformers_fill_a_short_text_part():
         assert text[name] == getattr(whole, name), name
 
 
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_a_default_does_not_stand_beside_its_other_name(name):
+    """Qwen3-VL's mixtures are published with the one, and saved by transformers 5 with the other."""
+    text = multimodal.text_config(
+        {
+            "model_type": "qwen3_vl_moe",
+            **TOWER,
+            "text_config": {"model_type": "qwen3_vl_moe_text", **SIZES, name: 4},
+        }
+    )
+    assert {text[key] for key in ("num_experts", "num_local_experts") if key in text} == {4}
+
+
 def test_a_text_part_beside_the_towers():
     """Qwen2.5-VL's published config.json has no dictionary for it."""
     flat = {"model_type": "qwen2_5_vl", **TOWER, **SIZES, "tie_word_embeddings": True}

@@ -201,6 +201,7 @@ COUNTS = [
     ("glm4v_text", {"tie_word_embeddings": True}, 99776),
     ("glm4v_moe_text", {}, 230080),
     ("glm4v_moe_text", {"tie_word_embeddings": True}, 223680),
+    ("glm4v_moe_text", {"head_dim": 16}, 192832),
 ]
 # The same, for released variants of a family that its entry does not describe.
 VARIANTS = [

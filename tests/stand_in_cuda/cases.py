@@ -142,6 +142,24 @@ def memory() -> Any:
 
 
 @case
+def questions() -> Any:
+    """What a GPU is asked in passing: by a rank's report, the loader, and `doctor --smoke`."""
+    from dsrun.training import smoke_parts
+    from dsrun.training.models import load
+    from dsrun.training.reports.report import gpu_bytes
+
+    torch.cuda.set_device(CUDA)
+    smoke_parts.wait(CUDA)
+    job = SimpleNamespace(accelerator="cuda", parallel=SimpleNamespace(group=1))
+    return [
+        *gpu_bytes(),
+        str(load._device(job)),
+        str(smoke_parts._dtype(CUDA)),
+        torch.cuda.get_device_name(CUDA),
+    ]
+
+
+@case
 def a_thread_of_batches() -> Any:
     """The thread that makes the next step's batches sets its GPU, and pins them."""
     from dsrun.training.data.ahead import made_ahead, pinned

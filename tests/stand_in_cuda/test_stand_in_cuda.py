@@ -88,6 +88,11 @@ def test_the_gpu_is_the_stand_ins(outcome, gpu):
     assert result(outcome, "memory") == [0, 80 << 30]
 
 
+def test_what_it_is_asked_in_passing(outcome, gpu):
+    half = "torch.float16" if gpu == "V100" else "torch.bfloat16"
+    assert result(outcome, "questions") == [0, 0, "cuda:0", half, "Stand-in"]
+
+
 def test_packed_examples_have_torchs_kernel_from_ampere_on(outcome, gpu):
     """With this torch's own arguments, for as many keys as queries and for fewer, and for a window."""
     found = result(outcome, "varlen")

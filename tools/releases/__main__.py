@@ -2,6 +2,7 @@
 
     python -m tools.releases fetch [PACKAGE...]     fetch the releases that the cache lacks, through pip
     python -m tools.releases write [PACKAGE...]     make dsrun/releases/*.history from the cache; --check compares
+    python -m tools.releases settings [PACKAGE...]  read the settings again, from a few files of each wheel
     python -m tools.releases diff PACKAGE A B       what changed from release A to B, and what of dsrun it touches
     python -m tools.releases news FOLDER            for each package with a newer release than the data have: a report
 
@@ -18,10 +19,11 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError
 from dsrun.releases.packed import SUFFIX, PackageReleases
-from tools.releases.build import built, place_of
+from tools.releases.build import built, place_of, with_settings
 from tools.releases.fetch import newest, update
 from tools.releases.packages import PACKAGES, Package
 from tools.releases.report import report
+from tools.releases.settings import CLASSES
 
 
 def chosen(names: Sequence[str]) -> list[Package]:
@@ -44,6 +46,17 @@ def write(names: Sequence[str], *, check: bool) -> int:
         if not check:
             place.write_bytes(made)
     return int(check and differing > 0)
+
+
+def settings(names: Sequence[str]) -> None:
+    """Read the settings of packages again, beside the names that ship."""
+    if unknown := [name for name in names if name not in CLASSES]:
+        raise DsrunError(
+            f"there are no settings of {', '.join(unknown)}", hint=f"There are of {', '.join(CLASSES)}."
+        )
+    for package in chosen(names or [*CLASSES]):
+        place = place_of(package)
+        place.write_bytes(with_settings(package, place.read_bytes()))
 
 
 def between(package: Package, before: str, after: str) -> PackageReleases:
@@ -82,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("fetch", "write"):
+    for name in ("fetch", "write", "settings"):
         command = commands.add_parser(name)
         command.add_argument("packages", nargs="*", metavar="PACKAGE")
         if name == "write":
@@ -100,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{package.name}: {len(update(package))} new")
         elif given.command == "write":
             return write(given.packages, check=given.check)
+        elif given.command == "settings":
+            settings(given.packages)
         elif given.command == "diff":
             (package,) = chosen([given.package])
             sys.stdout.write(report(between(package, given.before, given.after), given.before, given.after))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from dsrun.releases.packed import FOLDER, SUFFIX
+from dsrun.errors import DsrunError
+from dsrun.releases.packed import FOLDER, SUFFIX, PackageReleases
 from tools.releases.config_facts import config_text
-from tools.releases.fetch import Cache
+from tools.releases.fetch import Cache, Source, index
 from tools.releases.history import history
-from tools.releases.pack import packed, sources_text, uses_text
+from tools.releases.pack import packed, sources_text, uses_text, with_section
 from tools.releases.packages import PACKAGES, Package
+from tools.releases.settings import CLASSES, from_cache, settings_text
 
 
 def built(package: Package, folder: Path | None = None, only: Collection[str] = ()) -> bytes:
@@ -26,7 +28,25 @@ def built(package: Package, folder: Path | None = None, only: Collection[str] = 
     sections = {"sources": sources_text(made), "uses": uses_text(made.uses, made.every)}
     if package.name == "deepspeed":
         sections["config"] = config_text(cache, made.sources)
+    elif package.name in CLASSES:
+        sections["config"] = settings_text(package.name, made.sources, from_cache(cache))
     return packed(made, sections)
+
+
+def with_settings(package: Package, shipped: bytes, say: Callable[[str], object] = print) -> bytes:
+    """The file of a package with its settings read again, of the releases that it has: from their wheels alone."""
+    releases = PackageReleases(place_of(package)).releases
+    read: dict[str, dict[str, str]] = {}
+    with index() as opened:
+        for archive in opened.archives(package):
+            if archive.release in releases:
+                read[archive.release] = opened.members(archive, CLASSES[package.name])
+                say(archive.name)
+    if lacking := [release for release in releases if release not in read]:
+        raise DsrunError(f"the index has no {package.name} {', '.join(lacking)} any more")
+    sources = [Source(release, "", "", "") for release in releases]
+    text = settings_text(package.name, sources, lambda release, path: read[release].get(path))
+    return with_section(shipped, "config", text)
 
 
 def place_of(package: Package) -> Path:

@@ -120,10 +120,14 @@ def _stops_and_warnings(source: ReleaseSource) -> Iterator[Fact]:
         if file == ENGINE or (CONFIG_FILE.search(file) and not file.startswith(OTHERS)):
             for function in ast.walk(source.tree(file)):
                 if isinstance(function, STOPS[:2]) and (file != ENGINE or function.name in CHECKS):
-                    place = f"{file}:{function.name}"
-                    yield from _in(function.body, place, "")
-                    if values := _values_taken(function):
-                        yield Fact("values", place, json.dumps(values))
+                    yield from of_function(function, f"{file}:{function.name}")
+
+
+def of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, place: str) -> Iterator[Fact]:
+    """What a function refuses, warns of, and which values it tells apart."""
+    yield from _in(function.body, place, "")
+    if values := _values_taken(function):
+        yield Fact("values", place, json.dumps(values))
 
 
 def _values_taken(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

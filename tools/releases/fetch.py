@@ -167,6 +167,14 @@ class Index:
             if link and not link.url.startswith("file:") and (page := collector.fetch_response(link)):
                 yield from parse_links(page)
 
+    def members(self, archive: Archive, paths: Collection[str]) -> dict[str, str]:
+        """Some files of a wheel, by ranges of its bytes: kilobytes of a wheel of megabytes."""
+        from pip._internal.network.lazy_wheel import LazyZipOverHTTP
+
+        with LazyZipOverHTTP(archive.url, self.session) as opened, zipfile.ZipFile(opened) as wheel:
+            there = set(wheel.namelist())
+            return {path: wheel.read(path).decode("utf-8", "replace") for path in paths if path in there}
+
     def fetch(self, archive: Archive, folder: Path) -> Path:
         """The archive as a file of the folder. Raises DsrunError where its hash isn't the index's."""
         path, digest = folder / archive.name, hashlib.sha256()

@@ -106,6 +106,23 @@ def packed(history: PackageHistory, sections: Mapping[str, str]) -> bytes:
     return MAGIC + len(header).to_bytes(LENGTH, "little") + header + body
 
 
+def with_section(content: bytes, name: str, text: str) -> bytes:
+    """A file's content with another last section: the same bytes as packed() makes with it."""
+    start = len(MAGIC) + LENGTH
+    length = int.from_bytes(content[len(MAGIC) : start], "little")
+    head = json.loads(zlib.decompress(content[start : start + length]))
+    body = content[start + length :]
+    if name in head["sections"]:
+        offset, size = head["sections"].pop(name)
+        if offset + size != len(body):
+            raise ValueError(f"{name} is not the last section")
+        body = body[:offset]
+    block = squeezed(text)
+    head["sections"][name] = (len(body), len(block))
+    header = zlib.compress(json.dumps(head, separators=(",", ":")).encode(), 9)
+    return MAGIC + len(header).to_bytes(LENGTH, "little") + header + body + block
+
+
 def squeezed(text: str) -> bytes:
     return lzma.compress(text.encode(), lzma.FORMAT_RAW, filters=filters())
 

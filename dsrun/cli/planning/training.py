@@ -85,10 +85,12 @@ def decide(case: PlanCase) -> TrainingPlans:
     """The plans of every preset, ranked, and remarks on them. Raises DsrunError for a named preset that can't be
     planned."""
     from dsrun.jobs.assembly.planning import remarks, search
+    from dsrun.jobs.assembly.planning.setups import NO_4_BIT_SHARDS
 
     requested, target = case.requested, case.target
     base, plans, split_notes = _search(case, target, requested)
     ranked, trace_notes = _traced(case, plans(base))
+    ranked = search.runnable_first(ranked)  # a trace ranks by its own seconds and memory
     usual = _on_usual_machines(case, ranked)
     if case.options.presets and ranked.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in ranked.skipped.items()])
@@ -96,6 +98,8 @@ def decide(case: PlanCase) -> TrainingPlans:
     fixed = requested.said("micro_batch") or requested.said("grad_accum")
     checkpointing = requested.said("activation_checkpointing")
     if trainer_of(case).own:
+        if shared := [plan.preset for plan in ranked.plans if not search.runnable(plan)]:
+            notes.append(f"{', '.join(shared)}: {NO_4_BIT_SHARDS}; other trainers do.")
         notes += search.faster(base, ranked, plans, batch=fixed, checkpointing=checkpointing)
     notes += _by_trainer(case, ranked)
     cost = remarks.cost(ranked.plans[0], case.lengths, case.options.price) if ranked.plans else None
@@ -213,7 +217,9 @@ def _search(
         names = options.presets or setups.presets_for(options.optimizer, base, room)
         fields, skipped = setups.preset_fields(names, room, base, shards_4_bits=True)
         trainer = trainer_of(case)
-        known[alike] = {name: trainer.divided(base, each) for name, each in fields.items()}, skipped
+        able = {name: each for name, each in fields.items() if trainer.runs(each)}
+        skipped |= dict.fromkeys(fields.keys() - able.keys(), f"{trainer.title} has no DeepSpeed")
+        known[alike] = {name: trainer.divided(base, each) for name, each in able.items()}, skipped
     divided = known[alike]
 
     def plans(base: Setup) -> RankedPlans:

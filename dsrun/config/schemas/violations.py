@@ -216,7 +216,11 @@ class _Walk:
         if "required" in errors.errors:
             missing = [key for key in node["required"] if key not in value]
             text = f"lacks {', '.join(missing)}"
-            yield Violation("value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "")
+            # What is asked for without a default stops DeepSpeed (a KeyError), where the schema says so.
+            refused = node.get("x-wrong") == "refused"
+            yield Violation(
+                "value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "", refused
+            )
 
     def key(
         self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool

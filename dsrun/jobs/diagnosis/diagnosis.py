@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import memory_text, names, own_words
@@ -95,37 +95,19 @@ def in_words(
     verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str], rank: int | None = None
 ) -> Diagnosis:
     """A verdict in the user's language. rank: the one that is known to have ended first."""
-    chinese = speaks_chinese(environ)
-    summary, next_step = _texts(verdict, chinese)
+    answer = _answer(verdict, speaks_chinese(environ))
     line, first, signature = verdict.line, verdict.first, verdict.signature
-    quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line and _is_failure(verdict) else ()
-    if quoted and (verdict.cause is None or (verdict.signature and verdict.signature.kind in BY_WORDS)):
-        advice = _own_advice(quoted, chinese)
-        next_step = f"{advice} {next_step}" if verdict.cause else advice
-    elif quoted and not names.all_in(quoted[0], f"{summary} {next_step}"):
-        next_step = f"{next_step} {_own_advice(quoted, chinese)}"
-    named = names.names_in(_message(verdict)) if line and _is_failure(verdict) else []
-    if chained := _chained(verdict):
-        summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first
-    numbers = None
-    if line and verdict.cause == "gpu_oom" and (numbers := memory_text.numbers(line.whole)):
-        summary = f"{summary} {memory_text.in_words(numbers, chinese)}".strip()
-    elif line and verdict.cause in ON_HOST and (numbers := memory_text.host_numbers(line.whole)):
-        summary = f"{summary} {memory_text.host_in_words(numbers, chinese)}".strip()
-    if not verdict.api and not verdict.told:  # these name what counts
-        shown = [name for name in named if not (numbers and name.kind == "size")]
-        summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
     return Diagnosis(
         cause=verdict.cause,
-        summary=summary,
+        summary=answer.summary,
         rank=first.rank if rank is None else rank,
         host=first.host or (line.host if line and first.rank is not None else None),
         time=first.when or (_time(line) if line else None),
         line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
-        next_step=next_step,
+        next_step=answer.next_step,
         check=signature.check or None if signature else None,
         confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
@@ -133,17 +115,67 @@ def in_words(
         signature=signature.id if signature else None,
         causes=signature.causes if signature else (),
         tell_apart=signature.tell_apart or None if signature else None,
-        numbers=numbers,
+        numbers=answer.numbers,
         rank_by=(first.why or None) if rank is None else "dsrun saw it end first",
         source=signature.source or None if signature else None,
         versions=signature.versions_in_words or None if signature else None,
         others=verdict.others,
-        names=tuple({"kind": name.kind, "value": name.value[:MOST_QUOTED]} for name in named),
-        quotes=quoted,
+        names=tuple({"kind": name.kind, "value": name.value[:MOST_QUOTED]} for name in answer.names),
+        quotes=answer.quotes,
         lines=_failed_lines(verdict, logs),
         api=api_history.api_key(verdict.api) if verdict.api else None,
         looks_like=_looks_like(verdict),
     )
+
+
+class _Answer(NamedTuple):
+    """What a diagnosis says, in the user's language."""
+
+    summary: str
+    next_step: str
+    names: Sequence[names.Name]
+    quotes: tuple[str, ...]
+    numbers: Mapping[str, float] | None
+
+
+def _answer(verdict: Verdict, chinese: bool) -> _Answer:
+    """Cause and next step, with what the rest of its chain, the line's sizes and names, and the program itself say."""
+    summary, next_step = _texts(verdict, chinese)
+    line = verdict.line if _is_failure(verdict) else None
+    quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line else ()
+    next_step = _with_advice(verdict, quoted, summary, next_step, chinese)
+    named = names.names_in(_message(verdict)) if line else []
+    if chained := _chained(verdict):
+        summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
+    numbers, sizes = _numbers(verdict, chinese)
+    summary = f"{summary} {sizes}".strip()
+    if not verdict.api and not verdict.told:  # these name what counts
+        shown = [name for name in named if not (numbers and name.kind == "size")]
+        summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
+    return _Answer(summary, next_step, named, quoted, numbers)
+
+
+def _with_advice(verdict: Verdict, quoted: Sequence[str], summary: str, next_step: str, chinese: bool) -> str:
+    """The next step with the program's own advice: in its place without a cause, before it where only words are known,
+    and behind it where it names something more."""
+    if not quoted:
+        return next_step
+    advice = _own_advice(quoted, chinese)
+    if verdict.cause is None:
+        return advice
+    if verdict.signature and verdict.signature.kind in BY_WORDS:
+        return f"{advice} {next_step}"
+    return next_step if names.all_in(quoted[0], f"{summary} {next_step}") else f"{next_step} {advice}"
+
+
+def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | None, str]:
+    """Sizes of memory that ran out, and a sentence of them; of other causes none."""
+    text = verdict.line.whole if verdict.line else ""
+    if verdict.cause == "gpu_oom" and (sizes := memory_text.numbers(text)):
+        return sizes, memory_text.in_words(sizes, chinese)
+    if verdict.cause in ON_HOST and (sizes := memory_text.host_numbers(text)):
+        return sizes, memory_text.host_in_words(sizes, chinese)
+    return None, ""
 
 
 def _is_failure(verdict: Verdict) -> bool:

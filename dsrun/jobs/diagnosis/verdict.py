@@ -6,7 +6,11 @@
 3. Of several causes the first counts: by the clock where logs of several ranks have one, else by the order of lines.
    One that says less about the same failure (`FailureSignature.over`) gives way, and one that programs try again and
    after which this one went on (progress.py). Where others of another class follow, nobody is sure.
-4. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
+4. Whose code raised an exception decides what it can mean: what Python raises at the user's own expression is no
+   library's failure, source code and printed records are none, and a wording that no example has, a denial, or
+   another failure beside it leave less confidence. What the releases of packages and the expression itself say comes
+   before a signature's sentence.
+5. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
 """
 
 from __future__ import annotations
@@ -14,16 +18,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import likeness, memory_text, progress, ranks
+from dsrun.jobs.diagnosis import likeness, memory_text, ranks
 from dsrun.jobs.diagnosis.exceptions import (
     api_history,
     exception_types,
     language_errors,
     unknown_exceptions,
 )
+from dsrun.jobs.diagnosis.progress import Steps
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
@@ -56,6 +62,15 @@ STEPS_AFTER_WARNING = 2
 GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
 """Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
+SPOKEN_OF = re.compile(
+    r"(?i)\b(?:no|never|without|avoids?|avoiding|prevents?|preventing|in case of|whenever|if you (?:see|get|hit)"
+    r"|handles?|caught(?: an?)?|catching|ignoring|ignored|recovers? from|recovered from|fixes|fixed|instead of)"
+    r"[: ]{1,2}"
+    r"(?:an? |the |any )?['\"`]?(?:[\w.]{1,80}(?:Error|Exception): )?(?:\[Errno -?\d{1,3}\] )?$"
+)
+"""Words right before those of a failure by which it is denied or supposed."""
+LONGEST_SPEECH = 140
+"""Letters before a failure's words in which these are looked for."""
 RECORD = re.compile(r"^\s{0,8}[\[(]?\{['\"]\w[\w .-]{0,60}['\"]: ")
 """A line that is a record of data: a dict or JSON with a key in quotation marks first."""
 FAILURE = re.compile(
@@ -94,6 +109,18 @@ class Reading:
     index: SignatureIndex
     raised: Sequence[RaisedException] = ()
     """All exceptions, those that a signature knows, too."""
+
+    @cached_property
+    def last_failed(self) -> Mapping[int, int]:
+        """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows."""
+        failed = [sighting.line for sighting in self.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
+        failed += [exception.line for exception in self.unknown]
+        return {line.source: line.number for line in sorted(failed, key=lambda line: line.number)}
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The lines of steps."""
+        return Steps(self.lines)
 
     def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
         """The exception whose line, or a line of whose message, this is."""
@@ -160,8 +187,9 @@ def _decided(reading: Reading) -> Verdict:
 
 def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
     """The verdict with what the code at an exception, and the releases of packages, say beyond its class."""
-    raised = verdict.raised or reading.exception_of(verdict.line)
-    if raised is None:
+    decided = verdict.raised is not None or verdict.signature is not None
+    raised = verdict.raised or (reading.exception_of(verdict.line) if decided else None)
+    if raised is None or raised.ignored:
         return verdict
     others = [one for one in chain_of(raised, reading.raised) if one is not raised]
     verdict = replace(verdict, exception=raised, chain=others)
@@ -367,8 +395,7 @@ def _root(reading: Reading) -> Verdict | None:
     warned = [
         sighting
         for sighting in roots
-        if sighting.line.level == WARNED
-        and not progress.went_on(sighting.line, reading.lines, STEPS_AFTER_WARNING)
+        if sighting.line.level == WARNED and not reading.steps.follow(sighting.line, STEPS_AFTER_WARNING)
     ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
@@ -397,10 +424,10 @@ def _root(reading: Reading) -> Verdict | None:
 def _survived(sighting: Sighting, reading: Reading) -> bool:
     """Whether the program went on after what looks like its failure, of a kind that doesn't show in later steps."""
     if _is_tried_again(sighting):
-        return progress.went_on(sighting.line, reading.lines)
+        return reading.steps.follow(sighting.line)
     # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
     lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
-    return not lasts and progress.went_on(sighting.line, reading.lines)
+    return not lasts and reading.steps.follow(sighting.line)
 
 
 def _is_tried_again(sighting: Sighting) -> bool:
@@ -410,9 +437,7 @@ def _is_tried_again(sighting: Sighting) -> bool:
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:
     """Whether something else fails behind a line of the same log."""
-    failed = [sighting.line for sighting in reading.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
-    failed += [exception.line for exception in reading.unknown]
-    return any(other.source == line.source and other.number > line.number for other in failed)
+    return reading.last_failed.get(line.source, 0) > line.number
 
 
 def _less_sure(verdict: Verdict, fatal: Sequence[Sighting], reading: Reading) -> Verdict:
@@ -434,10 +459,15 @@ def _less_sure(verdict: Verdict, fatal: Sequence[Sighting], reading: Reading) ->
 
 
 def _is_quoted(line: PeeledLine, signature: FailureSignature) -> bool:
-    """Whether a signature's words stand in a record of data that a program prints, and not in its own message."""
-    record = RECORD.match(line.text)
-    hit = signature.compiled.search(narrow(line.whole)) if record else None
-    return hit is not None and narrow(line.whole).find('"', hit.end()) >= 0
+    """Whether a line only speaks of a failure: it is a record of data that a program prints, or denies or supposes it
+    in the words before it."""
+    text = narrow(line.whole)
+    hit = signature.compiled.search(text)
+    if hit is None:
+        return False
+    if SPOKEN_OF.search(text[max(0, hit.start() - LONGEST_SPEECH) : hit.start()]):
+        return True
+    return RECORD.match(line.text) is not None and text.find('"', hit.end()) >= 0
 
 
 def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
@@ -487,7 +517,7 @@ def _exception(reading: Reading) -> Verdict | None:
     """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
     if not reading.unknown:
         return None
-    raised = unknown_exceptions.first_of(reading.unknown, reading.lines)
+    raised = unknown_exceptions.first_of(reading.unknown, reading.steps)
     places = [sighting.signature for sighting in reading.of_kind(PLACE)]
     explanation = unknown_exceptions.explained(raised, places, reading.index)
     same = [exception.line for exception in reading.unknown if exception.type == raised.type]
@@ -519,7 +549,7 @@ def _logged(reading: Reading) -> Verdict | None:
     """An error that was logged in plain words, where nothing was raised: the first that says what is wrong."""
     known = {_place(sighting.line) for sighting in reading.sightings}
     for line in reading.lines:
-        if line.level != FAILED or _place(line) in known or progress.went_on(line, reading.lines):
+        if line.level != FAILED or _place(line) in known or reading.steps.follow(line):
             continue
         if signature := unknown_exceptions.logged(line, reading.index):
             verdict = _named([Sighting(signature, line, {})], reading)

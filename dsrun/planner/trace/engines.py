@@ -178,26 +178,22 @@ class Flat(Whole):
 
 
 class Sharded(Whole):
-    """ZeRO-3 and FSDP: weights are gathered layer by layer, one layer ahead."""
+    """What ZeRO-3 and FSDP share: shards instead of weights, and what a layer takes where it is gathered."""
 
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
         self.layers = len(recording.kinds)
         self.sizes = [0.0] * self.layers
-        """Bytes of each layer's weights, gathered."""
-        self.outside = 0.0
+        """Bytes of each layer's weights, gathered: quantized ones as they are."""
         for weight in recording.weights:
-            if weight.layer < 0:
-                self.outside += setup.computed_bytes * weight.elements
-            else:
-                self.sizes[weight.layer] += setup.computed_bytes * weight.elements
-        self.ends = 0.0
-        """Bytes of what is gathered beside layers."""
+            if weight.layer >= 0:
+                each = (
+                    QUANTIZED[setup.quantized]
+                    if weight.quantized and setup.quantized
+                    else setup.computed_bytes
+                )
+                self.sizes[weight.layer] += each * weight.elements
         self.gathers = self.terms.get("gathered", 0.0) > 0
-        self.gathered: set[int] = set()
-        self.waiting: list[tuple[Hashable, Hashable, float]] = []
-        """Gradients of the layer at hand: blocks, weights and bytes."""
-        self.bucket = 0.0
 
     def start(self) -> Iterator[Action]:
         """This rank's shards. Stage 3 makes the optimizer's states at once."""
@@ -205,14 +201,24 @@ class Sharded(Whole):
             if name != "moments" or self.setup.engine == "deepspeed":
                 yield from allocate(name, size, OWNERS.get(name, "buckets"))
 
+
+class Stage3(Sharded):
+    """ZeRO-3: layers are gathered one ahead, and stay between forward and backward where they are used again soon."""
+
+    ends = 0.0
+    """Bytes of the output weights, which are gathered beside layers."""
+    bucket = 0.0
+
+    def __init__(self, setup: Setup, recording: Recording) -> None:
+        super().__init__(setup, recording)
+        self.gathered: set[int] = set()
+
     def enter(self, segment: Segment) -> Iterator[Action]:
         """A layer's weights and the next one's are gathered."""
         if not self.gathers:
             return
         if segment.kind == BEFORE:
-            # FSDP's outermost unit stays until the step ends; of ZeRO-3 it is the output weights that are in use.
-            fsdp = self.setup.engine == "fsdp"
-            self.ends = self.outside if fsdp else self.setup.computed_bytes * self.setup.shape.embedding
+            self.ends = float(self.setup.computed_bytes * self.setup.shape.embedding)
             yield from allocate("ends", self.ends, "gathered")
         elif segment.kind in (FORWARD, BACKWARD):
             ahead = 1 if segment.kind == FORWARD else -1
@@ -223,19 +229,12 @@ class Sharded(Whole):
 
     def leave(self, segment: Segment) -> Iterator[Action]:
         """A layer's weights go, but for those that backward uses again soon."""
-        if segment.kind == BACKWARD or (segment.kind == FORWARD and not self._stays(segment.layer)):
+        stays = self.ends + sum(self.sizes[segment.layer :]) <= self.terms.get("gathered", 0.0)
+        if segment.kind == BACKWARD or (segment.kind == FORWARD and not stays):
             yield from self._release(segment.layer)
-        if segment.kind == BACKWARD:
-            yield from self._reduce_layer()
 
-    def ready(self, block: Hashable, weight: Hashable, size: float) -> Iterator[Action]:
-        """ZeRO-3 copies a gradient into its standing bucket; FSDP reduces a layer's together."""
-        if self.setup.engine == "fsdp":
-            if self.setup.whole_gradients:
-                yield from super().ready(block, weight, size)
-            else:
-                self.waiting.append((block, weight, size))
-            return
+    def ready(self, block: Hashable, weight: Hashable, size: float) -> Iterator[Action]:  # noqa: ARG002 - the base's
+        """A gradient is copied into the standing bucket."""
         yield from free(block)
         self.bucket += size
         if self.bucket >= self.setup.reduce_bucket * self.setup.weight_bytes:
@@ -243,54 +242,112 @@ class Sharded(Whole):
 
     def end(self) -> Iterator[Action]:
         """What is left is reduced, and nothing stays gathered."""
-        yield from self._reduce_layer()
-        if self.setup.engine == "deepspeed":
-            yield from self._reduce()
+        yield from self._reduce()
         for layer in sorted(self.gathered):
             yield from self._release(layer)
         yield from free("ends")
 
-    def step(self, *, first: bool) -> Iterator[Action]:
-        """The temporaries of a group of weights, or of all of them."""
-        if self.setup.engine == "deepspeed":
-            yield from passing("step", self.terms["step"], "step")
-        else:
-            yield from super().step(first=first)
+    def step(self, *, first: bool) -> Iterator[Action]:  # noqa: ARG002 - the states are there
+        """The temporaries of a group of weights."""
+        yield from passing("step", self.terms["step"], "step")
 
     def _reduce(self) -> Iterator[Action]:
         size, self.bucket = self.bucket, 0.0
         yield from passing("reduce_copy", min(self.terms.get("reduce_copy", 0.0), size), "buckets")
-
-    def _reduce_layer(self) -> Iterator[Action]:
-        """FSDP: the gradients that are there become this rank's share, and are summed with those of before."""
-        waiting, self.waiting = self.waiting, []
-        if not waiting:
-            return
-        setup = self.setup
-        share = sum(size for _, _, size in waiting) / setup.shards * setup.weight_bytes / setup.computed_bytes
-        key = ("share", self.micro_step, waiting[0][1])
-        yield from allocate(key, share, "gradients")
-        for block, _, _ in waiting:
-            yield from free(block)
-        if setup.offloads:
-            yield from free(key)
-        else:
-            yield from Whole.ready(self, key, ("share", waiting[0][1]), share)
 
     def _release(self, layer: int) -> Iterator[Action]:
         if layer in self.gathered:
             self.gathered.remove(layer)
             yield from free(("gathered", layer))
 
-    def _stays(self, layer: int) -> bool:
-        """Whether a layer stays gathered between forward and backward."""
-        if self.setup.engine == "fsdp":
-            return layer == self.layers - 1
-        return self.ends + sum(self.sizes[layer:]) <= self.terms.get("gathered", 0.0)
+
+class FsdpParts(Sharded):
+    """FSDP: the embedding, each layer and the output layer are parts, gathered one ahead into a flat tensor.
+
+    The weights are copied out of that. Parts are numbered: the embedding is -1. A tied embedding stays with the model.
+    """
+
+    def __init__(self, setup: Setup, recording: Recording) -> None:
+        super().__init__(setup, recording)
+        self.parts = dict(enumerate(self.sizes))
+        self.root = 0.0
+        embedding = float(setup.computed_bytes * setup.shape.embedding)
+        if setup.shape.tied:
+            self.root = embedding
+        else:
+            self.parts |= {-1: embedding, self.layers: embedding}
+        self.flat: set[int] = set()
+        self.part: int | None = None
+        """The part at work."""
+        self.waiting: list[tuple[Hashable, Hashable, float]] = []
+        """Gradients of the part at work: blocks, weights and bytes."""
+
+    def enter(self, segment: Segment) -> Iterator[Action]:
+        """The part at work is copied out of its flat tensor, and the next one is gathered."""
+        if segment.kind == BEFORE:
+            yield from allocate("root", self.root if self.gathers else 0.0, "gathered")
+        number = {BEFORE: -1, TURN: self.layers}.get(segment.kind, segment.layer)
+        if not self.gathers or number not in self.parts:
+            return
+        if number not in self.flat:
+            yield from self._gather(number)
+        yield from allocate(("weights", number), self.parts[number], "gathered")
+        self.flat.discard(number)
+        yield from free(("flat", number))
+        self.part = number
+        ahead = number + (1 if segment.kind in (BEFORE, FORWARD) else -1)
+        if ahead in self.parts:
+            yield from self._gather(ahead)
+
+    def leave(self, segment: Segment) -> Iterator[Action]:
+        """The part's weights go; in backward its gradients are reduced then."""
+        if self.part is not None:
+            yield from free(("weights", self.part))
+            self.part = None
+        if segment.kind in (TURN, BACKWARD):
+            yield from self._reduce()
+
+    def ready(self, block: Hashable, weight: Hashable, size: float) -> Iterator[Action]:
+        """A gradient waits for the others of its part; where they are reduced once a step, it stays whole."""
+        if self.setup.whole_gradients:
+            yield from super().ready(block, weight, size)
+        else:
+            self.waiting.append((block, weight, size))
+
+    def end(self) -> Iterator[Action]:
+        """The last part is reduced, and nothing stays gathered."""
+        yield from self._reduce()
+        for number in sorted(self.flat):
+            yield from free(("flat", number))
+        self.flat.clear()
+        yield from free("root")
+
+    def _gather(self, number: int) -> Iterator[Action]:
+        self.flat.add(number)
+        yield from allocate(("flat", number), self.parts[number], "gathered")
+
+    def _reduce(self) -> Iterator[Action]:
+        """The gradients that are there go through a flat fp32 copy, and become this rank's share."""
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return
+        setup, weight = self.setup, waiting[0][1]
+        size = sum(size for _, _, size in waiting)
+        yield from allocate("flat-gradients", size * 4 / setup.computed_bytes, "buckets")
+        for block, _, _ in waiting:
+            yield from free(block)
+        key = ("share", self.micro_step, weight)
+        share = size / setup.shards * setup.weight_bytes / setup.computed_bytes
+        yield from allocate(key, share, "gradients")
+        yield from free("flat-gradients")
+        if setup.offloads:
+            yield from free(key)
+        else:
+            yield from Whole.ready(self, key, ("share", weight), share)
 
 
 def engine_of(setup: Setup, recording: Recording) -> Whole:
     """The engine of a setup."""
-    if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):
-        return Sharded(setup, recording)
+    if setup.sharded:
+        return FsdpParts(setup, recording) if setup.engine == "fsdp" else Stage3(setup, recording)
     return Flat(setup, recording) if setup.engine == "deepspeed" and setup.stage else Whole(setup, recording)

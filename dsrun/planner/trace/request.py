@@ -48,20 +48,22 @@ def request_of(
         lengths += [setup.seq_len // 2, setup.seq_len // 4][: 4 - len(rows_recorded)]
     points = [(rows, length) for length in lengths for rows in rows_recorded]
     sharded = setup.engine == "fsdp"
-    autocast = setup.precision == "amp" and not sharded  # FSDP casts what it gathers
+    # FSDP casts what it gathers; with fp32 norms around 4-bit matrices trainers compute under autocast.
+    autocast = (setup.precision == "amp" and not sharded) or setup.kbit_casts
     precision = "bf16" if setup.precision == "amp" and sharded else setup.precision
     return {
         "config": dict(architecture),
         "method": setup.method,
         "lora": dict(lora) if setup.method != "full" and lora else None,
         "fp32_adapters": setup.adapter_bytes == 4,
+        "fp32_frozen": setup.kbit_casts,
         "weights": DTYPES[precision],
         "autocast": "bfloat16" if autocast else "",
         "checkpointing": setup.checkpointing,
         "reentrant": bool(setup.checkpointing) and setup.recomputes_all,
         "flash": setup.flash,
         "masked": setup.variable_lengths and setup.flash,
-        "loss": not setup.fused_loss and setup.logits_bytes == LOGITS["hf"],
+        "loss": not (setup.fused_loss or setup.loss_tokens) and setup.logits_bytes == LOGITS["hf"],
         "reduce": True,
         "points": points,
     }
@@ -79,6 +81,10 @@ def _untraceable(setup: Setup, architecture: Mapping[str, Any]) -> str:
         return "a prefix is planned by formula"
     if setup.quantized not in (None, "nf4", "nf4-single") or setup.quantized_head or setup.keeps_inputs:
         return "these quantized matrices are planned by formula"
+    if setup.fp32_stream or setup.scores_bytes is not None or setup.looped_experts:
+        return "another release's or trainer's code is planned by formula"
+    if setup.fp8 or setup.quantized_gather or setup.quantized_reduce:
+        return "8-bit products and exchanges are planned by formula"
     if setup.copies:
         return "modules trained as copies are planned by formula"
     return ""

@@ -34,11 +34,15 @@ class FrozenMatrix(torch.autograd.Function):  # type: ignore[misc]
 class StandInLinear4bit(nn.Linear):  # type: ignore[misc]
     """bitsandbytes' Linear4bit as far as memory goes. The weight keeps its shape: the planner counts its bits."""
 
+    compute_dtype: torch.dtype
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output = FrozenMatrix.apply(inputs, self.weight)
+        output = FrozenMatrix.apply(inputs.to(self.compute_dtype), self.weight)
         if self.bias is not None:
             output = output + self.bias
-        return output.clone()  # PEFT does so (tuners/lora/bnb.py), against a fault of autograd's with views
+        return output.to(
+            inputs.dtype
+        ).clone()  # PEFT does so (tuners/lora/bnb.py), against a fault of autograd's with views
 
 
 def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -158,15 +162,11 @@ def reduce_layers(model: Any, layers: Sequence[Any], chosen: Sequence[int]) -> l
 
 def prepare(model: Any, request: Mapping[str, Any]) -> None:
     """Freeze, quantize and cast what the request says, add LoRA's matrices, and switch on checkpointing."""
-    lora = request.get("lora")
+    lora, dtype = request.get("lora"), getattr(torch, request["weights"])
     if request["method"] == "qlora":
-        _quantize(model)
-    if request.get("fp32_frozen"):
-        # PEFT's prepare_model_for_kbit_training: what is not quantized becomes fp32.
-        for module in model.modules():
-            for name, weight in module.named_parameters(recurse=False):
-                if not isinstance(module, StandInLinear4bit):
-                    setattr(module, name, nn.Parameter(weight.data.float(), requires_grad=False))
+        _quantize(model, dtype)
+    if request["fp32_frozen"]:
+        _widen(model)
     if lora:
         add_lora(model, PeftOptions(method="lora", **{f"lora_{key}": value for key, value in lora.items()}))
         model.train()
@@ -192,12 +192,22 @@ def _cast_adapters(model: Any, dtype: torch.dtype) -> None:
                 setattr(module, name, nn.Parameter(weight.data.to(dtype)))
 
 
-def _quantize(model: Any) -> None:
-    """Put the stand-in in the place of every linear layer but the output's."""
+def _widen(model: Any) -> None:
+    """PEFT's prepare_model_for_kbit_training: what is not quantized becomes fp32."""
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if not isinstance(module, StandInLinear4bit):
+                setattr(module, name, nn.Parameter(weight.data.float(), requires_grad=False))
+    model.tie_weights()
+
+
+def _quantize(model: Any, dtype: torch.dtype) -> None:
+    """Put the stand-in, which computes in a type, in the place of every linear layer but the output's."""
     output = model.get_output_embeddings()
     for module in model.modules():
         if type(module) is nn.Linear and module is not output:
             module.__class__ = StandInLinear4bit
+            module.compute_dtype = dtype
 
 
 def mark_layers(layers: Sequence[Any], recorders: list[Any]) -> None:

@@ -52,8 +52,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.marks.append((len(self.events), word, number, *more))
 
     def close(self) -> None:
-        """End the recording: what is freed from now on, gradients first of all, outlives the step."""
-        self.events = list(self.events)
+        """End the recording: what is freed from now on, gradients first of all, outlives the step.
+
+        What goes at one time, such as autocast's copies of weights, has no order: it is put into that of its making.
+        """
+        events, borders = list(self.events), {mark[0] for mark in self.marks}
+        start = 0
+        for place in range(len(events) + 1):
+            if place == len(events) or events[place] >= 0 or place in borders:
+                events[start:place] = sorted(events[start:place], reverse=True)
+                start = place if place < len(events) and events[place] < 0 else place + 1
+        self.events = events
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The allocation that holds a tensor; None for one that was there before."""

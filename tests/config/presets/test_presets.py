@@ -67,6 +67,12 @@ def needs_disk(name):
     return "nvme_path" in preset.load(name).requires
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_timer_waits_for_the_device(name):
+    """DeepSpeed's would synchronise it twice a micro batch."""
+    assert tree.get(build(name).ds_config, "timers.throughput.enabled") is False
+
+
 def test_the_names_promise_stages():
     assert {name: build(name).ds_config["zero_optimization"]["stage"] for name in STAGES} == STAGES
 

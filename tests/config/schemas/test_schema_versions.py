@@ -16,16 +16,16 @@ VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
 SCHEMAS = {schema.name_of(version): schema.load(version).root for version in schema.versions()}
 DIGESTS = {
-    "0.9": "406997b1784eeaf4",
-    "0.10": "dc30daf2d9105198",
-    "0.11": "8f8bc7569599cac6",
-    "0.12": "f47d6943d2b3f42a",
-    "0.13": "fa7a884da0beb430",
-    "0.14": "8b7367dc29a251bf",
-    "0.15": "4384b7908fa0f475",
-    "0.16": "096787dcade39dc7",
-    "0.17": "bf7cefdd7c210919",
-    "0.18": "dfa9d5e06481417b",
+    "0.9": "1ebd58285a29068f",
+    "0.10": "337beac099aa269d",
+    "0.11": "31a79ee181e675b2",
+    "0.12": "b97f3c0c6d9caba1",
+    "0.13": "057168b5b0362c14",
+    "0.14": "fa7ad13efb7387b0",
+    "0.15": "ce5faff73ff1de36",
+    "0.16": "baff9590cd58b964",
+    "0.17": "1e3fab80c480b3e0",
+    "0.18": "f08a93f35e32577a",
     "0.19": "894e9e7efd355cae",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""

@@ -121,3 +121,21 @@ def test_the_units_get_sizes_that_they_take(way, monkeypatch):
     assert losses(model, 2) == pytest.approx(losses(a_model(), 2), abs=5e-2)
     assert len(shapes) == 2 * 3 * 14
     assert not {size % 16 for (_, inner), (rows, columns) in shapes for size in (inner, rows, columns)} - {0}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_layers_are_whole_graphs_with_the_same_losses(way):
+    from torch._dynamo.utils import counters
+
+    from dsrun.training.models.compiled import compile_layers
+
+    found = []
+    for compiles in (False, True):
+        model = a_model()
+        float8.take_float8(model, a_job(way))
+        if compiles:
+            compile_layers(model, backend="aot_eager")
+        found.append(losses(model, 3))
+    assert found[0] == found[1]
+    assert counters["stats"]["unique_graphs"] and not counters["graph_break"]

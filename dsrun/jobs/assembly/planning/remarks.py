@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dsrun.jobs.assembly.plan_target import USUAL_GPU, PlanTarget
-from dsrun.jobs.assembly.planning.search import RankedPlans, runnable
-from dsrun.jobs.assembly.planning.setups import FREES_INPUTS, NO_4_BIT_SHARDS
+from dsrun.jobs.assembly.planning.search import RankedPlans
+from dsrun.jobs.assembly.planning.setups import FREES_INPUTS
 from dsrun.jobs.assembly.planning.subjects import PlanSubject
 from dsrun.planner import accuracy
 from dsrun.planner.plan import Plan
@@ -55,8 +55,6 @@ def notes(what: PlanSubject, where: PlanTarget, ranked: RankedPlans) -> list[str
     if ranked.plans and ranked.plans[0].setup.keeps_inputs:
         newer = ".".join(map(str, FREES_INPUTS))
         lines.append(f"The bitsandbytes here keeps the inputs of 4-bit matrices; {newer} and later don't.")
-    if shared := [plan.preset for plan in ranked.plans if not runnable(plan)]:
-        lines.append(f"{', '.join(shared)}: {NO_4_BIT_SHARDS}; other trainers do.")
     if ranked.plans:
         lines.append(_errors(ranked.plans[0], where))
     return lines
