@@ -31,6 +31,7 @@ from dsrun.trainers.hf import (
     SPEED,
     attention,
     evaluation,
+    fp8,
     images,
     limits,
     named_file,
@@ -440,6 +441,9 @@ TRAINER = ForeignTrainer(
         settled(template, "chat_template chat_template_jinja", options="chat_template"),
         settled(special_tokens, "special_tokens tokens", options="add_special_tokens"),
         settled(plugins, "plugins"),
+        settled(
+            fp8, "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", options="fp8", text="under FSDP only"
+        ),
         *LORA_VARIANTS,
         differs(
             "lora_modules_to_save lora_target_parameters",
@@ -492,7 +496,7 @@ TRAINER = ForeignTrainer(
         ),
         refused(
             "relora relora_* lisa_* reinit_weights mora spectrum_* dense_mixer gptq gptq_* "
-            "model_quantization_config* quantization qat fp8 fp8_* kd_* diffusion qgalore_* recipe "
+            "model_quantization_config* quantization qat fp8_config kd_* diffusion qgalore_* recipe "
             "llmcompressor use_onebitllms use_pose pose_* s2_attention nvfp4_* nonexpert_quantization "
             "save_compressed",
             text="another way of training than all weights, LoRA, QLoRA or P-Tuning",

@@ -212,6 +212,22 @@ def _preset_named(name: str) -> str | None:
     return {"0": "ddp", "1": "zero1"}.get(stage, f"zero{stage}{'-offload' if offload else ''}")
 
 
+def fp8(draft: Draft) -> None:
+    """Products in fp8, by torchao with one scale a tensor there: dsrun has them under FSDP."""
+    sharded = is_on(draft.given.get("fsdp")) or is_on(draft.given.get("fsdp_config"))
+    if not draft.is_on("fp8"):
+        for key in ("fp8", "fp8_backend", "fp8_enable_fsdp_float8_all_gather"):
+            draft.tell(key, ANYWAY, "is off")
+    elif sharded:
+        draft.put("fp8", "tensorwise", "fp8")
+        draft.tell("fp8_backend", ANYWAY, "torchao")
+        gathered = draft.is_on("fp8_enable_fsdp_float8_all_gather")
+        text = "weights are gathered in 16 bits"
+        draft.tell("fp8_enable_fsdp_float8_all_gather", LEFT_OUT if gathered else ANYWAY, text)
+    else:
+        draft.tell("fp8", REFUSED, "fp8: dsrun has it under FSDP only (--preset fsdp --fp8 tensorwise)")
+
+
 def whole_steps(value: Any) -> int | None:
     """max_steps: -1 is none there."""
     return int(value) if _number(value) > 0 else None

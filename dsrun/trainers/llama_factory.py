@@ -29,6 +29,7 @@ from dsrun.trainers.hf import (
     SPEED,
     STEP,
     attention,
+    fp8,
     images,
     limits,
     packed_step,
@@ -255,7 +256,9 @@ TRAINER = ForeignTrainer(
             "use_llama_pro freeze_trainable_* freeze_extra_modules mixture_of_depths oft_* module_dropout",
             text="another way of training than all weights, LoRA, QLoRA or P-Tuning",
         ),
-        refused("fp8 fp8_*", text="fp8: dsrun computes in bf16, fp16 or fp32"),
+        settled(
+            fp8, "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", options="fp8", text="under FSDP only"
+        ),
         refused(
             "use_mca tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
             "sequence_parallel context_parallel_size *_parallel_size virtual_pipeline_* recompute_granularity "

@@ -103,6 +103,14 @@ def test_rows_of_every_format(evaluate, make_run, make_model, work):  # noqa: F8
         assert "there are: messages" in said.err
 
 
+def test_other_rows_show_their_columns_by_their_names(evaluate, make_model, work):  # noqa: F811
+    make_model(work / "model")
+    (work / "other.jsonl").write_text('{"question": "q", "answer": "a"}\n', encoding="utf-8")
+    said, asked = evaluate("model", "--eval-file", "other.jsonl")
+    assert said.code == 0, said.err
+    assert (asked.data.prompt_column, asked.data.response_column) == ("question", "answer")
+
+
 def test_a_folders_answers_go_elsewhere(evaluate, make_model, work):  # noqa: F811
     make_model(work / "a model")
     said, asked = evaluate("a model", "--eval-file", "dev.jsonl")

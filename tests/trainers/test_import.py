@@ -341,3 +341,12 @@ def test_every_option_in_a_table_is_one_of_finetunes(name):
     named = {option for row in rows for option in (*row.options, *row.named.values())}
     assert named <= set(entries(FinetuneOptions))
     assert all(row.text for row in rows if row.kind not in (SAME, "settled"))
+
+
+def test_fp8_is_fsdps(written):
+    given = LLAMA_FACTORY | {"fp8": True, "fp8_backend": "torchao"}
+    made = values(imported(written(given | {"fsdp": "full_shard auto_wrap"})))
+    assert (made["fp8"], made["preset"]) == ("tensorwise", "fsdp")
+    with pytest.raises(DsrunError, match="under FSDP only"):
+        imported(written(given))
+    assert "fp8" not in values(imported(written(LLAMA_FACTORY | {"fp8": False, "fp8_backend": "auto"})))

@@ -16,7 +16,7 @@ from dsrun.cluster.gpu_use import BusyError
 from dsrun.data import thoughts
 from dsrun.data.chat_templates import OWN_FORMAT
 from dsrun.data.conversations import AUTO, columns_of, named_format
-from dsrun.data.data_file import check_data_file
+from dsrun.data.data_file import check_data_file, roles_in
 from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object
@@ -309,10 +309,15 @@ def _data(job: Job | None, resolved: Resolved[EvaluateOptions]) -> DataSpec:
     if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
         changed["data_format"] = named
     if job is not None:
-        return replace(job.data, **changed, strict_data=False)  # that was about training
-    return replace(
-        select(DataSpec, resolved.options, train_file=changed["eval_file"], eval_file=None), **changed
-    )
+        data = replace(job.data, **changed, strict_data=False)  # that was about training
+    else:
+        data = replace(
+            select(DataSpec, resolved.options, train_file=changed["eval_file"], eval_file=None), **changed
+        )
+    roles = roles_in(Path(data.eval_file), columns_of(data), data.data_format) if data.eval_file else None
+    if roles is None or not roles.prompt or not roles.response:
+        return data
+    return replace(data, prompt_column=roles.prompt, response_column=roles.response)
 
 
 def _output(answering: Found, path: Path, decoding: Decoding, cwd: Path) -> Path:

@@ -16,7 +16,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import is_full, json_text, write_atomic
-from dsrun.host.hiding import shown_value
+from dsrun.host.hiding import shown_value, without_secrets
 from dsrun.job import run_folder
 from dsrun.job.checkpoints import CheckpointChoice, put_choice
 from dsrun.job.job import AnyJob, Job, ScriptJob
@@ -73,7 +73,7 @@ def carry_out(
     run_dir, began = Path(job.run_dir), time.time()
     with opened(job, machine, environ, resume=resume) as commands:
         if run_file:
-            write_atomic(run_dir / RUN_FILE, run_file, overwrite=True)
+            write_run_file(run_dir, run_file)
         if isinstance(job, Job):
             _prepare(job, commands, {**environ, **commands.env}, say)
         restarts = run_ranks(job, environ, say, view, options=options, resume=resume is not None)
@@ -155,6 +155,11 @@ def _write_config(job: AnyJob) -> None:
     if job.ds_config:
         private = shown_value("", job.ds_config) != job.ds_config
         write_atomic(Path(job.run_dir) / run_folder.CONFIG, render_json(job.ds_config), private=private)
+
+
+def write_run_file(run_dir: Path, text: str) -> None:
+    """run.toml, which `rerun` reads as it is: with a secret in it (--set), for its owner alone."""
+    write_atomic(run_dir / RUN_FILE, text, overwrite=True, private=without_secrets(text) != text)
 
 
 def run_ranks(

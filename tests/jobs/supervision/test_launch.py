@@ -418,3 +418,17 @@ def test_a_watcher_says_whether_anything_was_new(tmp_path):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
         assert watch()
         assert not watch()
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("lr = 1e-4\n", 0o644), ('overrides = ["wandb.api_key=geheim"]\n', 0o600)]
+)
+def test_a_run_file_with_a_secret_is_its_owners_alone(tmp_path, text, mode):
+    before = os.umask(0o022)
+    try:
+        run.write_run_file(tmp_path, text)
+    finally:
+        os.umask(before)
+    path = tmp_path / "run.toml"
+    assert path.read_text(encoding="utf-8") == text
+    assert stat.S_IMODE(path.stat().st_mode) == mode
