@@ -93,7 +93,7 @@ class Recurrent:
 
 
 FLA_CHUNK = 64
-"""Tokens of a chunk in flash-linear-attention's kernels (flash-linear-attention's ops/gated_delta_rule/chunk.py)."""
+"""Tokens of a chunk in flash-linear-attention's kernels."""
 
 
 def gated_delta(config: ModelConfig, layers: int, hidden: int) -> Recurrent:
