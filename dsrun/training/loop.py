@@ -34,7 +34,7 @@ from dsrun.training.data.batches import (
     sequence_share,
     training_batch,
 )
-from dsrun.training.data.packing import packing_for
+from dsrun.training.data.packing import packing_for, sees_later
 from dsrun.training.data.reference_recipe import reference_batch
 from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.token_budget import TokenPlan
@@ -55,10 +55,14 @@ from dsrun.training.metrics import kind_of
 from dsrun.training.models.compiled import Compilation
 from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_padding
 from dsrun.training.models.export import export, export_best
+from dsrun.training.models.text_part import towers
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
 
 EVALUATIONS_BETWEEN = 4
+SEES_LATER = (
+    "is no causal model: its tokens see those after them, so it would read the answers that it is trained on"
+)
 SEES_OTHERS = "this model lets examples in one sequence see one another"
 NOTHING, SAVE, STOP = 0, 1, 2
 LOOK_S = 1.0
@@ -146,6 +150,8 @@ class Trainer:
         in_order = job.data.official or job.training.loss == MICRO_BATCH_MEAN
         packed = job.training.packing and not in_order
         with undivided(job):
+            if towers(engine.module) and sees_later(engine):
+                raise TrainingError(SEES_LATER, where=job.model.name)
             self.packing = packing_for(engine) if packed else None
         if job.parallel.sp > 1 and (self.packing is None or not self.packing.varlen):
             raise TrainingError(SEES_OTHERS, where=f"--sp {job.parallel.sp}")

@@ -208,6 +208,29 @@ def packing_for(engine: Any) -> Packing | None:
     )
 
 
+def sees_later(model: Any) -> bool:
+    """Whether a token's logits depend on the tokens after it: such a model would read the answers that it is trained
+    on. Tried on the model, of which every rank takes part; PaliGemma's texts are prefixes, which see all of themselves.
+    """
+    import torch
+
+    inner = getattr(model, "module", model)
+    size, half = inner.config.get_text_config().vocab_size, PROBE
+    ids = torch.tensor([[number % size for number in range(7, 7 + 2 * half)]], device=model.device)
+    changed = _others_changed(ids, torch.arange(half, device=model.device), size)
+    was_training = inner.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            first, second = (
+                model(input_ids=each, use_cache=False).logits[0, :half] for each in (ids, changed)
+            )
+    finally:
+        model.train(was_training)
+    allowed = TOLERANCE.get(str(first.dtype).removeprefix("torch."), 1e-3) * float(first.float().abs().max())
+    return float((first.float() - second.float()).abs().max()) > allowed
+
+
 def keeps_states(model: Any) -> bool:
     """Whether some of a model's layers are no attention: they go through a sequence with a state."""
     return bool(getattr(getattr(model, "module", model), "_is_stateful", False))

@@ -68,7 +68,7 @@ def load(request: InferenceModel) -> Loaded:
         encoder = _encoder(tokenizer, request)
         dtype = getattr(torch, DTYPES[request.precision])
         model = load_answering(Path(request.folder), dtype=dtype, device=device, adapter=adapter)
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Loaded(model, tokenizer, encoder, end_ids(encoder, model), context)
 
 

@@ -60,7 +60,8 @@ def ignored(kind: Any, names: Iterable[str]) -> list[str]:
 
 def towers(model: Any) -> dict[str, torch.nn.Parameter]:
     """The weights of a model that are no part of its text part, by their names; empty for a model of text alone."""
-    if model.config.get_text_config() is model.config:
+    config = getattr(model, "config", None)  # the stages of a pipeline have none
+    if config is None or not hasattr(config, "get_text_config") or config.get_text_config() is config:
         return {}
     parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     text = {id(weight) for part in parts if part is not None for weight in part.parameters()}
