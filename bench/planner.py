@@ -5,8 +5,9 @@
 For every case of bench/published/cases.json (or of another file in that format; bench/published/README.md has the
 fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_model_states_mem_needs, accelerate's
 estimate_training_usage and fitcheck-llm give, each called in this run, and what was measured. Then the median and the
-90th percentile of the relative errors, and how often each is right about what fits. --json prints all of it as data;
---write makes docs/reference/planner-accuracy.md and bench/results/planner-<date>.json.
+90th percentile of the relative errors, and how often each is right about what fits. A row with a word that is not in
+the language is listed under `refused`, and the exit code is 1. --json prints all of it as data; --write makes
+docs/reference/planner-accuracy.md, bench/results/planner-<date>.json and presets/accuracy/published.toml.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dsrun.planner.plan import ERROR, STUCK, TIGHT, TIGHT_FROM, chance  # noqa: 
 
 PAGE = CHECKOUT / "docs/reference/planner-accuracy.md"
 RESULTS = CHECKOUT / "bench/results"
+ACCURACY = CHECKOUT / "presets/accuracy/published.toml"
 NAMES = {
     "dsrun": "dsrun", "deepspeed": "DeepSpeed", "accelerate": "accelerate", "fitcheck": "fitcheck-llm",
 }  # fmt: skip
@@ -145,7 +147,27 @@ def measured(rows: Sequence[Row]) -> list[str]:
 
 def unread(rows: Sequence[Row]) -> list[str]:
     """The cases without a prediction."""
-    return [f"- `{row.case.get('id')}`: {row.notes[0]}" for row in rows if not row.said] or ["None."]
+    return [f"- `{one['id']}`: {one['reason']}" for one in scoring.refused(rows)] or ["None."]
+
+
+def classes(rows: Sequence[Row]) -> list[str]:
+    """Errors by class, what torch allocates and what nvidia-smi shows apart; chances and seconds in a line each."""
+    lines = ["| class | n | median error | its sign | 90th percentile |", "| --- " * 5 + "|"]
+    lines += [
+        f"| {name} | {found.n} | {percent(found.median)} | {percent(signed, '+')} | {percent(found.p90)} |"
+        for name, (found, signed) in scoring.by_class(rows).items()
+        if found.n
+    ]
+    if (square := scoring.brier(rows)) is not None:
+        lines += ["", f"Brier score of the chances: {square:.3f}."]
+    for name, belongs in scoring.PACED.items():
+        if (found := scoring.paces([row for row in rows if belongs(row)])).n:
+            lines += [
+                "",
+                f"Seconds, {name}: {found.n} runs, {found.median:.2f} times or less in the median, "
+                f"{found.p90:.2f} at the 90th percentile.",
+            ]
+    return [*lines, ""]
 
 
 def constants() -> list[str]:
@@ -188,9 +210,10 @@ def collected_later(rows: Sequence[Row]) -> list[str]:
     """Results for the cases that no constant was chosen with."""
     return [
         f"{len(rows)} cases of `bench/published/later.json`, written down before the planner was asked about any of "
-        "them. They count in no figure above, and no constant was chosen with them at hand.",
+        "them (`added` is the day). They count in no figure above, and no constant was chosen with them at hand.",
         "",
         *summary(rows),
+        *classes(rows),
         *fitting(rows),
         *others(rows),
         *measured(rows),
@@ -229,6 +252,11 @@ def page(rows: Sequence[Row], later: Sequence[Row]) -> str:
             "## In short",
             "",
             *summary(rows),
+            "## By class",
+            "",
+            "What torch had allocated and what nvidia-smi showed, apart.",
+            "",
+            *classes(rows),
             "## What fits",
             "",
             "A run fits where what is predicted is no more than the card has for torch; dsrun adds what the allocator "
@@ -303,6 +331,16 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
         ],
         "seconds": numbers(scoring.paces(rows)),
         "host": numbers(scoring.hosts(rows)),
+        "classes": {
+            name: {**numbers(found), "signed": rounded(signed)}
+            for name, (found, signed) in scoring.by_class(rows).items()
+        },
+        "brier": rounded(scoring.brier(rows)),
+        "paces": {
+            name: numbers(scoring.paces([row for row in rows if belongs(row)]))
+            for name, belongs in scoring.PACED.items()
+        },
+        "refused": scoring.refused(rows),
         "rows": [
             {
                 "id": row.case.get("id"),
@@ -311,6 +349,10 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
                 "measured_gib": row.measured_gib,
                 "said_gib": {tool: rounded(value) for tool, value in row.said.items()},
                 "error": {tool: rounded(row.error(tool)) for tool in row.said},
+                "smi_gib": row.smi_gib,
+                "said_smi_gib": rounded(row.said_smi_gib),
+                "smi_error": rounded(row.smi_error),
+                "added": row.case.get("added"),
                 "moment": row.moment,
                 "fits": row.case.get("fits"),
                 "said_fits": dict(row.fits),
@@ -320,8 +362,24 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
                 "notes": list(row.notes),
             }
             for row in rows
+            if row.refused is None
         ],
     }
+
+
+def accuracy_file(rows: Sequence[Row]) -> str:
+    """The errors by class that `dsrun plan` names, as TOML."""
+    lines = [
+        "# Errors of the planner beside published runs, by class: made by `python bench/planner.py --write`.",
+        "# memory: relative, whatever counter was read; seconds: a factor, up or down.",
+    ]
+    for part, classes in scoring.by_plans_class(rows).items():
+        lines += ["", f"[{part}]"]
+        lines += [
+            f'"{name}" = {{ runs = {found.n}, median = {found.median:.3f}, p90 = {found.p90:.3f} }}'
+            for name, found in classes.items()
+        ]
+    return "\n".join([*lines, ""])
 
 
 def rounded(value: float | None) -> float | None:
@@ -336,7 +394,7 @@ def compare(paths: Sequence[Path] = (reading.CASES,)) -> list[Row]:
 
 
 def main() -> None:
-    """Compare, print, and write what is asked for."""
+    """Compare, print, and write what is asked for. Exit code 1 where a row is refused; the others are scored."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -354,7 +412,12 @@ def main() -> None:
     print(data if given.json else text)
     if given.write:
         PAGE.write_text(text, encoding="utf-8")
+        ACCURACY.write_text(accuracy_file([*rows, *later]), encoding="utf-8")
         (RESULTS / f"planner-{date.today()}.json").write_text(data + "\n", encoding="utf-8")
+    if words := scoring.refused([*rows, *later]):
+        for one in words:
+            print(f"refused: {one['id']}: {one['reason']}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

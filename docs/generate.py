@@ -34,6 +34,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 
 import combinations  # noqa: E402
 import measured  # noqa: E402
+import migration  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -44,12 +45,11 @@ from dsrun.config import rules, tree  # noqa: E402
 from dsrun.config.presets import preset  # noqa: E402
 from dsrun.config.presets.fsdp import FsdpPreset  # noqa: E402
 from dsrun.config.rules.chinese import explanations  # noqa: E402
-from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
 from dsrun.host import hiding  # noqa: E402
 from dsrun.jobs import launchers  # noqa: E402
-from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_signatures  # noqa: E402
+from dsrun.jobs.diagnosis.signatures import HARMLESS, find_signatures  # noqa: E402
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
@@ -163,33 +163,18 @@ def preset_tables(chosen: preset.Preset) -> Iterator[str]:
 
 
 def rules_page() -> Iterator[str]:
-    """Every rule with its source, its examples and what it says of them."""
+    """The index of rules; each has a page of its own in the site (docs/entries.py)."""
     found = rules.find_rules()
     yield "# Rules"
     yield ""
     yield f"What `dsrun validate` (and every command that makes a config) checks: {len(found)} rules. An *error* fails,"
     yield "or trains something else than the config says; a *warning* is without effect, deprecated or risky; a *note*"
-    yield "is worth knowing. Each rule names the file of DeepSpeed (or of whoever reads the config) that it comes from."
-    yield "`dsrun explain DS101` shows one in the terminal. In the examples, keys that begin with an underscore say"
-    yield "what the config is judged for (`_for`, `_world_size`, `_trainer` ...); for 4 GPUs if nothing is said; batch"
-    yield "sizes are added where they are missing."
+    yield "is worth knowing. `dsrun explain DS101` shows one: what it does, why, examples, what to use instead, how"
+    yield "safe the fix is, and the file of DeepSpeed (or of whoever reads the config) that it comes from. In the site"
+    yield "each id leads to such a page."
     yield ""
-    rows = [[f"[{rule.id}](#{rule.id.lower()})", rule.severity, rule.about] for rule in found]
+    rows = [[f'<a id="{rule.id.lower()}"></a>{rule.id}', rule.severity, cell(rule.about)] for rule in found]
     yield from table(["id", "severity", "about"], rows)
-    for rule in found:
-        yield f"## {rule.id}"
-        yield ""
-        yield f"**{rule.about}** ({rule.severity})"
-        yield ""
-        yield inspect.cleandoc(rule.source)
-        yield ""
-        if rule.effect:
-            yield EFFECTS[rule.effect]
-            yield ""
-        for given in rule.bad[:EXAMPLES]:
-            yield from bad_example(rule, given)
-        yield from (f"- right: {code(given)}" for given in rule.good[:1])
-        yield ""
 
 
 def chinese_rules_page() -> Iterator[str]:
@@ -229,15 +214,6 @@ def chinese_rules_page() -> Iterator[str]:
 def anchored(rule_id: str, explained: Iterable[str]) -> str:
     """A rule's id, as the place that links to it lead to where it has no section of its own."""
     return rule_id if rule_id in explained else f'<a id="{rule_id.lower()}"></a>{rule_id}'
-
-
-def bad_example(rule: rules.Rule, given: Mapping[str, Any]) -> Iterator[str]:
-    """A wrong example, and what is said of it."""
-    yield f"- wrong: {code(given)}"
-    for finding in rules.run(*rules.example(given)):
-        if finding.rule == rule.id:
-            path = f"$.{finding.path}" if finding.path else "$"
-            yield f"  - `{path}`: {cell(finding.message)}. *{cell(finding.suggestion)}*"
 
 
 def keys_page() -> Iterator[str]:
@@ -560,41 +536,27 @@ Its arguments stand on its command line where another Python runs it (`--python`
 
 
 def signatures_page() -> Iterator[str]:
-    """Every signature of a failure, by subject."""
+    """The index of signatures, by subject; each has a page of its own in the site (docs/entries.py)."""
     found = [one for one in find_signatures().values() if one.kind != HARMLESS]
     yield "# Signatures of failures"
     yield ""
     yield f"What `dsrun diagnose` knows: {len(found)} signatures. A *root* is a cause; a *symptom* is what another"
     yield "failure did to a rank, and counts where no root is there; a *tail* is an end without a reason, of which no"
-    yield "cause is named."
-    yield "*Sure* is how sure the cause is; *again* says that the same job, started again, may go well."
-    yield "`dsrun explain gpu-oom` shows one with its examples. Your own: [CONTRIBUTING](../../CONTRIBUTING.md)."
+    yield "cause is named. *Sure* is how sure the cause is; *again* says that the same job, started again, may go well."
+    yield "`dsrun explain gpu-oom` shows one: how it looks, what to do, how to make sure, its source. In the site each"
+    yield "id leads to such a page. Your own: [CONTRIBUTING](../../CONTRIBUTING.md)."
     yield ""
     for subject in sorted({one.subject for one in found}):
         yield f"## {subject.replace('_', ' ')}"
         yield ""
-        for one in sorted((one for one in found if one.subject == subject), key=lambda one: one.id):
-            yield from signature_text(one)
-
-
-def signature_text(one: FailureSignature) -> Iterator[str]:
-    """A signature's part of the page."""
-    again = ", again" if one.retry else ""
-    yield f"### {one.id}"
-    yield ""
-    yield f"{cell(one.means)} (`{one.cause}`, {one.kind}, sure: {one.confidence}{again})"
-    yield ""
-    said = {
-        "next": one.next,
-        "may be": "; ".join(one.causes),
-        "tell apart": one.tell_apart,
-        "versions": one.versions_in_words,
-    }
-    yield from (f"- {name}: {cell(text)}" for name, text in said.items() if text)
-    if one.check:
-        yield f"- make sure: `{cell(one.check)}`"
-    yield f"- source: {cell(one.source)}"
-    yield ""
+        rows = [
+            [
+                f'<a id="{one.id}"></a>{one.id}', cell(one.means), f"`{one.cause}`",
+                f"{one.kind}, {one.confidence}{', again' if one.retry else ''}",
+            ]
+            for one in sorted((one for one in found if one.subject == subject), key=lambda one: one.id)
+        ]  # fmt: skip
+        yield from table(["id", "what it means", "class", "sure"], rows)
 
 
 def named(variables: Iterable[str]) -> str:
@@ -744,6 +706,7 @@ def contents() -> Iterator[tuple[Path, str]]:
         yield PAGES / "json" / f"{name}.schema.json", f"{text}\n"
     for path in (ROOT / name for name in SHOWN):
         yield path, with_plans(path.read_text(encoding="utf-8"))
+    yield from migration.pages(ROOT)
     yield record.PICTURE, record.current()
 
 

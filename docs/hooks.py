@@ -25,6 +25,11 @@ DOCS = ROOT / "docs"
 OUTSIDE = "repository"
 """Folder in the site for the files outside of docs/ that are pages, or are linked to."""
 INDEX = ("README.md", "README.zh.md")
+INDEXES_OF_ENTRIES = ("reference/rules.md", "reference/signatures.md")
+ENTRIES = ROOT / "build" / "entries"
+"""Where the pages of single rules and signatures are written for the site."""
+ENTRY_ID = re.compile(r"^(\| (?:<a id=\"[\w.-]+\"></a>))([\w.-]+) \|", re.MULTILINE)
+"""The first cell of an index's row."""
 MEASURED = "reference/measured.md"
 """The index of the pages of measurements, which have no other place in the navigation."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -93,8 +98,13 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs_static_i18n.suffix import create_i18n_file
 
     languages = config.plugins["i18n"]
-    for path in sorted(linked_outside(DOCS.rglob("*.md"))):
-        uri = f"{OUTSIDE}/{path.relative_to(ROOT).as_posix()}"
+    outside = {
+        f"{OUTSIDE}/{path.relative_to(ROOT).as_posix()}": path
+        for path in sorted(linked_outside(DOCS.rglob("*.md")))
+    }
+    # Rules and signatures are explained in English: the Chinese site leads there.
+    entries = written_entries() if languages.current_language == languages.default_language else {}
+    for uri, path in (outside | entries).items():
         found = File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
         of_language = create_i18n_file(
             found, languages.current_language, languages.default_language, languages.all_languages, config
@@ -102,6 +112,27 @@ def on_files(files: Any, config: Any) -> Any:
         of_language.abs_src_path = str(path)
         files.append(of_language)
     return files
+
+
+def written_entries() -> dict[str, Path]:
+    """The pages of rules and signatures, written anew below build/: their names in the site, and their files."""
+    import sys
+
+    sys.path[:0] = [str(ROOT), str(DOCS)]
+    import entries
+
+    files = {}
+    for uri, text in entries.pages().items():
+        files[uri] = ENTRIES / uri
+        files[uri].parent.mkdir(parents=True, exist_ok=True)
+        files[uri].write_text(text, encoding="utf-8")
+    return files
+
+
+def with_links(markdown: str, uri: str) -> str:
+    """An index of rules or signatures, whose ids lead to their pages."""
+    folder = posixpath.basename(uri).removesuffix(".md")
+    return ENTRY_ID.sub(lambda match: f"{match[1]}[{match[2]}]({folder}/{match[2].lower()}.md) |", markdown)
 
 
 def linked_outside(pages: Iterable[Path]) -> set[Path]:
@@ -135,6 +166,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
     if uri.endswith(".zh.md"):
         markdown = with_anchors(markdown, (DOCS / uri.replace(".zh.md", ".md")).read_text(encoding="utf-8"))
+    if uri in INDEXES_OF_ENTRIES:
+        markdown = with_links(markdown, uri)
+    if (ENTRIES / uri).is_file():
+        return markdown
     origin = ROOT / uri.removeprefix(f"{OUTSIDE}/") if uri.startswith(f"{OUTSIDE}/") else DOCS / uri
 
     def moved(match: re.Match[str]) -> str:

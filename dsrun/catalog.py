@@ -7,6 +7,7 @@ launch/ like the top of a checkout), then in what ships with dsrun; the nearest 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -97,7 +98,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
+    text = read_text(path)
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DsrunError(f"is not valid TOML: {error}", where=str(path)) from error
+        raise DsrunError(f"is not valid TOML: {error}", where=str(path), hint=_other_form(text)) from error
+
+
+def _other_form(text: str) -> str:
+    """A hint at the form of a text that is no TOML, where its lines tell."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if lines and lines[0].lstrip().startswith("{"):
+        return 'It looks like JSON: TOML writes key = "value", a line each.'
+    if (
+        lines
+        and sum(re.match(r"\s*[\w-]+:(\s|$)|\s*- ", line) is not None for line in lines) > len(lines) / 2
+    ):
+        return 'It looks like YAML: TOML writes key = "value". A trainer\'s, as .yaml: dsrun import FILE -o run.toml'
+    return ""

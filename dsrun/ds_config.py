@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ZERO = "zero_optimization"
+ROUNDING = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+"""Keys of ZeRO++ with which ranks send one another, or keep, rounded numbers; DeepSpeed's quantiser makes them."""
 
 
 def zero_stage(ds_config: Mapping[str, Any]) -> int:
@@ -27,6 +29,12 @@ def uses_nvme(ds_config: Mapping[str, Any]) -> bool:
 def offloads(ds_config: Mapping[str, Any]) -> bool:
     """Whether optimizer states or weights are kept off the GPU, so that the host's cores step the optimizer."""
     return any(part.get("device") in {"cpu", "nvme"} for part in offload_sections(ds_config))
+
+
+def rounding(ds_config: Mapping[str, Any]) -> list[str]:
+    """The keys of ROUNDING that are on; ZeRO-3 alone reads them."""
+    zero = section(ds_config, ZERO)
+    return [key for key in ROUNDING if zero.get(key) is True] if zero.get("stage") == 3 else []
 
 
 def nvme_path(ds_config: Mapping[str, Any]) -> str | None:

@@ -52,6 +52,8 @@ class Circumstances:
     gpus: bool | None = None
     """Whether the machine has GPUs."""
     overlap_comm: bool | None = None
+    expert_parallel: bool | None = None
+    """Whether DeepSpeed's AutoEP divides a mixture's experts."""
     peft: bool | None = None
     """Whether it trains with LoRA or another method that freezes the model."""
     fp32_adapter: bool | None = None

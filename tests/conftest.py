@@ -96,6 +96,7 @@ def _plain_environment(monkeypatch, tmp_path_factory):
     for name in os.environ:
         if name.startswith(OF_THE_USER):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("DSRUN_TRACE", "0")  # a trace takes seconds: tests of traces ask for it
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def environ(shared) -> dict[str, str]:
     # Said for what dsrun doesn't start, too, which would compile them once more, into the user's own folder.
     operators = str(extensions.folder({}, Path(cache).absolute()))
     return {
-        "CXX": str(LIGHT / "c++"), **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu",
+        "CXX": str(LIGHT / "c++"), **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "DSRUN_TRACE": "0",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{LIGHT}", extensions.VARIABLE: operators,
     }  # fmt: skip
 

@@ -53,7 +53,7 @@ if [ -n "$versions" ]; then
     if [ ! -e "$environment/complete" ]; then # one that was interrupted is made anew
         python3 -m venv --clear "$environment"
         echo "$constraints" >"$environment/constraints.txt"
-        "$environment/bin/python" -m pip install -q -c "$environment/constraints.txt" -e '.[train,board,logs,test]'
+        "$environment/bin/python" -m pip install -q -c "$environment/constraints.txt" -e '.[train,board,logs,test]' liger-kernel
         # Triton before 3.4 asks for a GPU when DeepSpeed is imported (presets/versions/imports.toml). It comes with torch's
         # CUDA build alone, so that without it the environment is as with the CPU build, which isn't in the index.
         if "$environment/bin/python" -c 'import deepspeed' 2>&1 | grep -q '0 active drivers'; then

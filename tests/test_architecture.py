@@ -32,7 +32,7 @@ ALLOWED = {
     "bisect": {"releases"},
     "cluster": {"host"},
     "job": {"host", "options"},
-    "jobs.diagnosis": {"host", "job"},
+    "jobs.diagnosis": {"host", "job", "releases"},
     "jobs.launchers": {"host", "options", "job", "cluster", "config", "data", "models"},
     "jobs.allocation": {"options", "job", "jobs.launchers", "cluster"},
     "jobs.runs": {"host", "job", "jobs.diagnosis", "planner", "config"},
@@ -43,6 +43,7 @@ ALLOWED = {
     "reports": {
         "host", "config", "job", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
         "cluster"},
+    "trainers": {"options", "config"},
     "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.assembly"] = set(ALLOWED) - {
@@ -51,6 +52,7 @@ ALLOWED["jobs.assembly"] = set(ALLOWED) - {
     "reports",
     "jobs.supervision",
     "jobs.diagnosis",
+    "trainers",
 }
 ALLOWED["cli"] = set(ALLOWED) - {"training"}
 MOST_FLAT = 14

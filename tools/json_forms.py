@@ -237,6 +237,31 @@ class Presets(TypedDict):
     presets: list[PresetRow]
 
 
+class ImportedArgument(TypedDict):
+    """An argument of another trainer's file, and what became of it."""
+
+    name: str
+    value: Any
+    line: Annotated[int | None, "null: of a command line, or nobody's"]
+    kind: Annotated[str, "same, anyway, left out, differs or unknown"]
+    text: Annotated[str, "the option, or why there is none"]
+
+
+ImportedOption = TypedDict("ImportedOption", {"value": Any, "from": str})
+"""An option of the run file, and the argument that it is of."""
+
+
+class Import(TypedDict):
+    """Another trainer's file as a run file."""
+
+    trainer: str
+    release: Annotated[str, "the release whose arguments are known"]
+    model: str | None
+    options: dict[str, ImportedOption]
+    arguments: list[ImportedArgument]
+    notes: list[str]
+
+
 class PresetExplain(TypedDict):
     """Each key of a config, who gave it and what it does."""
 
@@ -305,12 +330,15 @@ class PlanModel(TypedDict):
 class PlanOfGpu(TypedDict):
     """A GPU's memory."""
 
+    by: Annotated[str, "trace, or formula where there is none"]
     needed_bytes: float
     allocated_bytes: float
+    formula_allocated_bytes: float
     reserved_bytes: float
     nvidia_smi_bytes: float
     peak_at: Annotated[str, "the moment of the peak"]
     peaks: dict[str, float]
+    at_peak: Annotated[dict[str, float], "what is there at the peak"]
     terms: Annotated[Object, "docs/reference/planner-terms.md"]
 
 
@@ -352,12 +380,47 @@ class Plan(TypedDict):
 
     model: PlanModel
     place: str
+    trainer: Annotated[str, "who trains: presets/trainers"]
     plans: list[PlanRow]
     skipped: Annotated[dict[str, str], "preset: why"]
     advice: Object | None
     usual: Annotated[list[Object], "the best plan on usual GPUs, each a plan with `gpus`"]
     cost: Object | None
     notes: list[str]
+    knobs: Annotated[list[Object], "what makes the first plan safe, where it is tight"]
+    lengths: Annotated[list[Object], "with --lengths: memory by the tokens of an example"]
+    timeline: Annotated[list[Object], "with --timeline: a step's memory"]
+    cards: Annotated[list[Object], "with --card: the same on other GPUs"]
+
+
+class TuneTrial(TypedDict):
+    """A trial of a search."""
+
+    candidate: str
+    knobs: dict[str, str]
+    steps: int
+    planned_seconds: float
+    seconds: Annotated[float | None, "of a step; null where it died"]
+    reason: str
+    out_of_memory: bool
+
+
+class TuneRefused(TypedDict):
+    """A candidate that finetune doesn't start."""
+
+    name: str
+    reason: str
+
+
+class Tune(TypedDict):
+    """What came of a search for the fastest settings."""
+
+    preset: Annotated[str | None, "the file; null where every trial died"]
+    knobs: dict[str, str]
+    seconds_per_step: float | None
+    sure: Annotated[bool, "whether no other candidate may be faster, as far as the trials tell"]
+    trials: list[TuneTrial]
+    refused: list[TuneRefused]
 
 
 class PlanLayouts(TypedDict):
@@ -418,6 +481,8 @@ class Finetune(TypedDict):
     perplexity: Ends | None
     scores: dict[str, dict[str, float]]
     template_args: Annotated[dict[str, Any], "variables with which the chat template asks as in training"]
+    answered: Annotated[dict[str, dict[str, int | None]], "at each time: rows answered, and of how many"]
+    worse: Annotated[bool, "whether the loss ended above where it began"]
     example_prompt: Annotated[Any, "the prompt whose answers were shown, or null"]
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
@@ -557,7 +622,9 @@ FORMS = {
     "models": Form(("dsrun models",), Models),
     "presets": Form(("dsrun preset",), Presets),
     "preset-explain": Form(("dsrun preset NAME --explain",), PresetExplain),
+    "import": Form(("dsrun import FILE",), Import),
     "plan": Form(("dsrun plan MODEL",), Plan),
+    "tune": Form(("dsrun tune MODEL",), Tune),
     "plan-layouts": Form(("dsrun plan MODEL --layouts",), PlanLayouts),
     "plan-inference": Form(("dsrun plan MODEL --for inference",), PlanInference),
     "plan-calibrate": Form(("dsrun plan --calibrate RUN",), PlanCalibrate),

@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,14 @@ BUDGET_S = 520.0
 RUN_S, KERNEL_S = 20.0, 5.0
 """Seconds that a case is expected to take: a short run of dsrun's, a kernel in the process of all kernels."""
 OUT_OF_TIME, OUT_OF_MEMORY, NO_TIME = "out of time", "out of memory", "no time left"
+
+
+def has(module: str) -> bool:
+    """Whether a module is installed."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent isn't there
+        return False
 
 
 class Clock:

@@ -22,7 +22,7 @@ most=$((60 * 1000 * 1000))
 # not hyperscan, without which dsrun diagnoses more slowly. A test compares the lists with setup.cfg.
 deepspeed="hjson einops py-cpuinfo msgpack ninja"
 own="click rich markdown-it-py mdurl pygments jinja2 markupsafe psutil nvidia-ml-py liger-kernel sentencepiece gguf
-jsonschema jsonschema-specifications referencing rpds-py attrs"
+jsonschema jsonschema-specifications referencing rpds-py attrs torchao"
 scores="rouge-chinese six nltk joblib defusedxml cloudpickle"
 curve="matplotlib contourpy cycler kiwisolver pyparsing python-dateutil pillow"
 with_its_own="pydantic" # pydantic-core in the one version that it takes

@@ -1,5 +1,6 @@
 """docs/reference/gpu.md from the results that are kept: what has run on which card and when, or not yet. Beside it a
-verification card of each model, preset and card: docs/reference/cards/MODEL-PRESET-CARD.md.
+verification card of each model, preset and card: docs/reference/cards/MODEL-PRESET-CARD.md; and what decides a default:
+presets/measured.
 
     python bench/gpu/page.py [--write]
 
@@ -17,7 +18,11 @@ from typing import Any, NamedTuple
 
 from common import CHECKOUT, GIB, stored
 
+from dsrun.catalog import read_toml
+from dsrun.planner import gpus as kinds
+
 CARDS = CHECKOUT / "docs/reference/cards"
+DECIDES = CHECKOUT / "presets/measured"
 PAGE, EXPORTING = CHECKOUT / "docs/reference/gpu.md", CHECKOUT / "bench/results/exporting.json"
 MB = 10**6
 NOT_YET = "not yet"
@@ -50,13 +55,17 @@ ITEMS = (
          "the same losses to 1e-5 with stand-ins for the kernels"),
     Item("flex_attention", ("speed/attention-flex",), "no kind of attention of dsrun's: see below"),
     Item("liger-kernel's fused loss", ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
-         "loss and gradients with a stand-in that works as it does"),
+         "loss and gradients with a stand-in that works as it does; its own kernels in Triton's interpreter, to 1e-5"),
     Item("liger-kernel's RMSNorm, rotary positions and gated layers",
          ("works/zero3-no-liger", "speed/8b-widths-4k-no-liger"),
          "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
          "all 23 kinds; four lines of the kernels that the interpreter can't run were written otherwise for that"),
-    Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/8b-widths-4k-compile"),
+    Item("`--compile`",
+         ("works/zero2-compile", "works/fsdp-compile", "speed/8b-widths-4k-compile", "speed/8b-widths-4k-fsdp-compile"),
          "losses, names and numbers of graphs in one process, FSDP's among them; several ranks: full lane"),
+    Item("products in fp8 under FSDP (`--fp8`)",
+         ("works/fsdp-fp8-", "speed/8b-widths-4k-fsdp-rowwise", "speed/8b-widths-4k-fsdp-tensorwise"),
+         "losses near bf16's by torchao's emulation, checkpoints and exports as without, sizes that the units take"),
     Item("torch's fused AdamW in the place of DeepSpeed's", ("works/zero2-fused-torch-adam", "speed/adam-"),
          "which one a job takes"),
     Item("DeepSpeed's operators compiled here; a job without nvcc",
@@ -67,12 +76,18 @@ ITEMS = (
     Item("a budget of tokens (`--tokens-per-batch`)", ("works/tokens-per-batch",),
          "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
     Item("kill -9 and resume", ("works/killed-and-resumed-",), "the losses of an undisturbed run, on CPU ranks"),
+    Item("checkpoints written beside the training (`--async-save`)",
+         ("works/zero2-async-save", "works/fsdp-async-save", "works/killed-and-resumed-async-save"),
+         "the bytes and losses of checkpoints that are waited for, on two CPU ranks; kill -9 and a full disk in the "
+         "middle of one: full lane"),
     Item("the export, file by file, read by transformers", ("works/export-loads-",), EXPORTED),
     Item("FSDP's copies across hosts", (), "losses and weights, on four CPU ranks"),
     Item("preset `zero3-hpz`", (),
          "zero3's losses and weights on four CPU ranks, with backward's gathers within a host: full lane"),
-    Item("ZeRO++'s 8-bit weights and gradients, SuperOffload", (),
-         "nothing: they run on CUDA alone, and no preset has them"),
+    Item("preset `zero3-qwz` (8-bit weights between hosts)", ("many/many-zero3-qwz",),
+         "DeepSpeed reads its config, and what can't be right is refused; the kernel runs on CUDA alone"),
+    Item("preset `zero3-zeropp` (4-bit gradients, too)", (), "the same; it needs two hosts with GPUs"),
+    Item("SuperOffload", (), "nothing: it runs on CUDA alone, and no preset has it"),
     Item("memory and seconds beside the plan", ("planned/",),
          "[published runs](planner-accuracy.md), [CPU ranks](planner-measured.md)"),
     Item("model FLOPs utilisation, beside a plain Trainer", ("speed/8b-",), "nothing"),
@@ -83,7 +98,9 @@ Made by `python bench/gpu/page.py --write` from the results in bench/results/gpu
 What a CPU can show is tested there, with real launchers and faked facts of GPUs at the edge; the last column says what
 stands in for a card. Whoever has one: `bench/gpu/run.sh works`, `speed` and `planned` take under nine minutes each, on
 one GPU of 80 GB and without a network (`bench/gpu/make_wheels.sh` makes the wheels); `bench/gpu/run.sh many` is for 2
-to 8 GPUs in a host. A model, a preset and a card that ran together get a verification card: loss against the CPU's,
+to 8 GPUs in a host. What `--compile` did on a card becomes a file of presets/measured, by which `dsrun finetune`
+decides whether layers are compiled there: no measurement, no default. A model, a preset and a card that ran together
+get a verification card: loss against the CPU's,
 memory and seconds against the plan, MFU, kill -9 and resume, the export read back.
 
 | item | on a card | what shows it without one |
@@ -94,6 +111,26 @@ flex_attention is measured by the bench, and no `--attention` of dsrun's: it mak
 sequence and compiles a kernel, where torch's varlen kernel takes the examples' borders as they are. What varlen doesn't
 compute (GPUs before Ampere, fp32, soft caps and sinks) goes through torch's SDPA under a mask, or eagerly.
 """
+
+
+PLACES = """
+## What a GPU alone takes
+
+Each function of dsrun's training that asks for a GPU (a test compares the list with the code), and the tests that run
+it without one. `tests/stand_in_cuda` puts a runtime that computes nothing under a CUDA build of torch, whose tensors
+have no content: its own checks, shapes, devices, memory and backward passes are torch's.
+
+| place | what exercises it without a card |
+| --- | --- |
+"""
+
+
+def places() -> Iterator[str]:
+    """Rows of the functions that ask for a GPU."""
+    for module, functions in read_toml(Path(__file__).with_name("branches.toml")).items():
+        for function, tests in functions.items():
+            shown = ", ".join(f"`{test}`" for test in tests) or "nothing"
+            yield f"| `{module.removesuffix('.py')}: {function}` | {shown} |"
 
 
 def without(item: Item) -> str:
@@ -219,6 +256,54 @@ def cards_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     return made
 
 
+COMPILED = {
+    "zero": ("8b-widths-4k", "8b-widths-4k-compile"),
+    "fsdp": ("8b-widths-4k-fsdp", "8b-widths-4k-fsdp-compile"),
+}
+"""Engine (dsrun.planner.measured) -> the cases of speed.py without and with --compile."""
+MEASURED = """# --compile on this GPU, made by `python bench/gpu/page.py --write` from the results in bench/results/gpu.
+# `dsrun finetune` reads it: where a step is so much faster that it pays, layers are compiled unless somebody says no.
+seconds_without = {without:.6g}
+seconds_with = {compiled:.6g}
+start_seconds = {start:.4g}
+day = "{day}"
+with_what = "{with_what}"
+"""
+
+
+def measured_files(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """File name -> text of each measurement that decides a default. lines: all results."""
+    by_card: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        by_card.setdefault(line["where"].split(",")[0], []).append(line)
+    made = {}
+    for card, results in by_card.items():
+        kind, last = kinds.recognise(card), newest(results)
+        for engine, cases in COMPILED.items():
+            pair = [last[f"speed/{case}"] for case in cases if f"speed/{case}" in last]
+            whole = [line for line in pair if not line["failed"] and line.get("step_seconds")]
+            if kind is None or len(whole) < len(cases):
+                continue
+            plain, compiled = pair
+            starts = [line.get("first_step_seconds") or line["step_seconds"] for line in pair]
+            made[f"compile-{kind.name}-{engine}.toml"] = MEASURED.format(
+                without=plain["step_seconds"], compiled=compiled["step_seconds"], start=max(0.0, starts[1] - starts[0]),
+                day=compiled["day"], with_what=f"{compiled['model']}; {compiled['where'].partition('; ')[2]}",
+            )  # fmt: skip
+    return made
+
+
+def write_only(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files into a folder, and remove all others like them."""
+    ends = {Path(name).suffix for name in files} or {".md", ".toml"}
+    for old in folder.glob("*") if folder.is_dir() else ():
+        if old.suffix in ends and old.name not in files:
+            old.unlink()
+    for name, text_of in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text_of, encoding="utf-8")
+
+
 def _card_rows(results: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Rows of a card: each thing to verify, for each set-up that shows it, or "not yet"."""
     for what, key, said in VERIFIED:
@@ -265,7 +350,11 @@ def text(lines: Iterable[Mapping[str, Any]]) -> str:
     found = newest(lines)
     lead = "No GPU has run dsrun yet." if not found else "Each figure names its card."
     rows = [f"| {item.what} | {cell(item, found)} | {without(item)} |" for item in ITEMS]
-    return HEAD.format(lead=lead) + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found)]) + "\n"
+    return (
+        HEAD.format(lead=lead)
+        + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found), PLACES.rstrip("\n"), *places()])
+        + "\n"
+    )
 
 
 def main() -> None:
@@ -278,12 +367,8 @@ def main() -> None:
     if parser.parse_args().write:
         Path(PAGE).write_text(made, encoding="utf-8")
         cards = cards_of(newest(stored()).values())
-        for old in CARDS.glob("*.md"):
-            if old.name not in cards:
-                old.unlink()
-        for name, (_, card) in cards.items():
-            CARDS.mkdir(exist_ok=True)
-            (CARDS / name).write_text(card, encoding="utf-8")
+        write_only(CARDS, {name: card for name, (_, card) in cards.items()})
+        write_only(DECIDES, measured_files(stored()))
     else:
         print(made, end="")
 

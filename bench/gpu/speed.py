@@ -54,6 +54,7 @@ from common import (
     carry_out,
     dsrun,
     ended,
+    has,
     planned,
     wanted,
 )
@@ -78,6 +79,7 @@ KERNELS = ("sdpa-causal", "sdpa-mask", "varlen", "flex")
 ADAMS = ("deepspeed-fused", "torch-fused", "torch-foreach")
 FUSED = ("--set", "optimizer.params.torch_adam=true", "--set", "optimizer.params.fused=true")
 """Both sides' AdamW: one kernel, and nothing to compile."""
+FP8 = ("--compile", "--fp8")
 LONG, SHORT = (4096, 8192), 512
 """Tokens of an example."""
 
@@ -136,7 +138,7 @@ class Run:
             str(model.folder / "config.json"), "--preset", self.preset, "--precision", precision,
             "--gpus", str(self.gpus), "--max-source-length", half, "--max-target-length", half, "--micro-batch",
             str(self.micro_batch), "--grad-accum", "1", "--activation-checkpointing", "full", "--host-memory", "128GiB",
-            *(("--method", "lora") if self.lora else ()),
+            *(("--method", "lora") if self.lora else ()), *(self.more if FP8[-1] in self.more else ()),
         ]  # fmt: skip
 
 
@@ -152,6 +154,11 @@ RUNS = (
     Run("8b-widths-4k-no-liger", LONG[0], 1, ("--no-liger",)),
     Run("8b-widths-4k-compile", LONG[0], 1, ("--compile",), expected=COMPILING_S),
     Run("8b-widths-4k-fsdp", LONG[0], 1, preset="fsdp"),
+    Run("8b-widths-4k-fsdp-compile", LONG[0], 1, ("--compile",), preset="fsdp", expected=COMPILING_S),
+    Run("8b-widths-4k-fsdp-rowwise", LONG[0], 1, (*FP8, "rowwise"), preset="fsdp", expected=COMPILING_S),
+    Run(
+        "8b-widths-4k-fsdp-tensorwise", LONG[0], 1, (*FP8, "tensorwise"), preset="fsdp", expected=COMPILING_S
+    ),
     Run("8b-widths-short-padded", SHORT, 16, ("--no-packing",)),
     Run(
         "8b-widths-4k-fixed-segments", LONG[0], 1, (), (("PYTORCH_ALLOC_CONF", "expandable_segments:False"),)
@@ -404,6 +411,8 @@ class Bench:
             "set_up": run.name,
             "gpus": run.gpus,
         }
+        first = next((line["seconds"] for line in found["metrics"] if "tokens" in line), None)
+        figures["first_step_seconds"] = first
         plan = planned(run.plan_words(model, self.precision), self.card, folder, seconds)
         flops = model.flops(length, frozen=run.lora)
         return self.judged(flops, tokens, took, {**about, **figures, **plan, "notes": found["notes"][:6]})
@@ -462,7 +471,10 @@ def run_cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
     for run in RUNS:
         short = replace(run, length=64, more=tuple(word for word in run.more if word != "--no-liger"))
         taken = short if tiny else run
-        yield Case(run.name, partial(bench.ours, taken), expected=run.expected)
+        rounded = FP8[-1] in run.more  # beside bf16, which --tiny doesn't train in
+        lacks = "torchao" if rounded and not has("torchao") else ""
+        ours = partial(bench.ours, taken)
+        yield Case(run.name, ours, cuda=rounded, expected=run.expected, lacks=lacks)
         if run.name in BESIDE_TRAINER:
             yield Case(f"{run.name}-trainer", partial(bench.trainers, taken), expected=run.expected)
 

@@ -2,8 +2,7 @@
 
 A file of cases is a JSON list; README.md beside this file says what its fields are. A field that is absent is as good
 as null. What the planner can't describe (a tensor-parallel run, an optimizer that it doesn't know) gives an
-UnreadableError
-with the reason, and the case isn't scored.
+UnreadableError with the reason, and the case isn't scored.
 """
 
 from __future__ import annotations
@@ -16,20 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.planner import lora, shapes
+from dsrun.models import model_files
+from dsrun.models.multimodal import completed
+from dsrun.models.text_shape import shape_of
+from dsrun.planner import lora, shapes, trainers
 from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import Shape
+from published import words
+from published.words import UnknownWordError, UnreadableError
 
 CASES = Path(__file__).with_name("cases.json")
 LATER = Path(__file__).with_name("later.json")
 """Cases that were collected when the planner was done: no constant was chosen with them at hand."""
+MIXTURES = Path(__file__).with_name("mixtures.json")
+"""Cases of mixtures of experts, collected later still: most say only that a run fitted, or that it died."""
 
 # What only the bench needs to know. Bytes a logit in losses that aren't today's transformers': the round middle of
 # the range that published runs with the same code imply.
 LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "hf_old": (LOGITS["hf-old"], "transformers before 4.45; the planner's own figure"),
     "hf": (LOGITS["hf"], "transformers 5; the planner's own figure"),
-    "hf_new": (13, "transformers 4: 12.5-13.5, from runs with and without the fused kernel"),
+    "swift": (LOGITS["hf"], "ms-swift from version 3 on: transformers' own"),
+    "hf_new": (
+        14,
+        "transformers 4 from 4.45 on, counted: the 16-bit logits, an fp32 copy, one without each row's last token, "
+        "and its log-softmax; 13 for one row, whose cut is a view: 12.5-13.5, from runs with and without the fused "
+        "kernel",
+    ),
     "bf16_nocast": (
         12,
         "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 12 are counted under autocast; in bf16",
@@ -44,6 +56,11 @@ LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "litgpt_chunk": (6, "LitGPT's loss, in chunks of the sequence: about 6"),
 }
 FUSED = ("liger", "fused")
+VIEWED: dict[str, float] = {"hf_new": 13}
+"""Bytes a logit where a micro batch is one row, of which the last token is cut off without a copy."""
+OLD = ("hf_old", "hf_new", "bf16_nocast")
+"""Losses of times when attention that makes its scores took 16 bytes of each in a block that was computed again."""
+SCORES_THEN = 16.0
 OWN_CODE: dict[str, dict[str, Any]] = {"litgpt_chunk": {"inside": None, "fused_qkv": True}}
 """LitGPT's blocks (litgpt/model.py): values are slices of one matrix's output, GELU is torch's own. It trains LoRA in
 the weights' precision, ties no output weights to the embedding, and quantizes every matrix, those of the output too,
@@ -68,7 +85,6 @@ STRATEGIES: dict[str, tuple[str, int]] = {
     "single": ("torch", 0), "ddp": ("torch", 0), "none": ("torch", 0),
     "fsdp": ("fsdp", 0), "fsdp_full_shard": ("fsdp", 0), "fsdp2": ("fsdp", 0),
 }  # fmt: skip
-FLAT_PARAMETERS = ("fsdp", "fsdp_full_shard")
 ZERO = re.compile(r"(?:deepspeed_)?zero_?([0-3])(?:_(?:cpu_)?offload)?")
 PRECISIONS = {
     "fp32": "fp32", "tf32": "fp32", "fp16": "fp16", "bf16": "bf16", "amp": "amp",
@@ -79,15 +95,14 @@ QUANTS = {
     "qlora": "nf4", "int8": "int8", "bnb8": "int8", "8bit": "int8", "llm.int8": "int8",
     "nf4-single": "nf4-single",
 }  # fmt: skip
+BITSANDBYTES = ("nf4", "nf4-single", "int8")
+"""Quantized weights beside which PEFT's prepare_model_for_kbit_training makes the others fp32."""
 OPTIMIZER_NAMES = {
     "adamw": "adamw", "adam": "adamw", "adamw_torch": "adamw", "fusedadam": "adamw", "cpuadam": "adamw",
-    "adamw_8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_torch_fused": "adamw", "adamw_8bit": "adamw-8bit", "adamw8bit": "adamw-8bit",
+    "adamw_bnb_8bit": "adamw-8bit", "paged_adamw_8bit": "adamw-8bit",
     "lion": "lion", "sgd": "sgd",
 }  # fmt: skip
-
-
-class UnreadableError(Exception):
-    """A case that the planner has nothing to say to; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +122,21 @@ def load(path: Path = CASES) -> list[dict[str, Any]]:
 
 
 def read(case: Mapping[str, Any]) -> Read:
-    """The set-up of a case. Raises UnreadableError."""
+    """The set-up of a case. Raises UnreadableError, for a word that isn't in the language an UnknownWordError."""
     notes: list[str] = []
+    words.check(case, notes)
+    if int(case.get("ep") or 1) > 1:
+        raise UnreadableError("its experts are divided over ranks, which the planner doesn't model")
     shape = _shape(case, notes)
     engine, stage = _strategy(case, notes)
-    with_lora = bool(case.get("lora"))
+    with_lora = bool(words.switch(case, "lora"))
     precision = _precision(case, engine, with_lora, notes)
     optimizer_device, parameter_device = _devices(case)
-    targets = _targets(case, notes) if with_lora else ()
-    adapters = lora.lora_weights(shape, _count(case, "lora_r", notes), targets) if with_lora else 0
+    targets, ends = _targets(case) if with_lora else ((), 0)
+    rank = _count(case, "lora_r", notes) if with_lora else 0
+    adapters = lora.lora_weights(shape, rank, targets) + rank * ends * (shape.hidden + shape.vocab)
     quantized = _quantized(case)
-    auto = bool(case.get("auto_bucket"))
+    auto = bool(words.switch(case, "auto_bucket"))
     square = shape.hidden**2
     setup = Setup(
         shape=shape,
@@ -132,33 +151,72 @@ def read(case: Mapping[str, Any]) -> Read:
         method=("qlora" if quantized else "lora") if with_lora else "full",
         adapters=adapters,
         targets=targets,
-        copies=2 * shape.embedding if with_lora and case.get("train_emb") else 0,
+        copies=2 * shape.embedding if with_lora and words.switch(case, "train_emb") else 0,
         quantized=quantized,
         seq_len=_count(case, "seq_len", notes),
         micro_batch=_count(case, "micro_batch", notes),
         grad_accum=_count(case, "ga"),
-        checkpointing=int(bool(case.get("grad_ckpt"))),
-        flash=bool(case.get("flash_attn", True)),
-        variable_lengths=bool(case.get("variable_lengths") or case.get("padded")),
+        checkpointing=_recomputed(case),
+        flash=words.switch(case, "flash_attn") is not False,
+        variable_lengths=bool(words.switch(case, "variable_lengths") or words.switch(case, "padded")),
         logits_bytes=_logits(case, notes),
         fused_loss=case.get("logits") in FUSED,
-        # transformers' own AdamW, unless the case says that DeepSpeed's was used. FSDP 1 gives torch's optimizers flat
-        # parameters, a type of its own that torch steps one by one (optim/optimizer.py: _foreach_supported_types).
-        fused_adam=bool(case.get("fused_adam")) or str(case.get("strategy")) in FLAT_PARAMETERS,
-        lora_dropout=float(case.get("lora_dropout") or 0.0) if with_lora else 0.0,
+        # transformers' own AdamW, unless the case says that DeepSpeed's was used. Where FSDP 1 gives torch's optimizers
+        # flat parameters, these are a type of their own that torch steps one by one (optim/optimizer.py:
+        # _foreach_supported_types); accelerate doesn't since 2023 (use_orig_params).
+        fused_adam=any(words.switch(case, field) for field in ("fused_adam", "flat_parameters"))
+        or case.get("optimizer") == "adamw_torch_fused",
+        looped_experts=shape.experts is not None and case.get("logits") in OLD,
+        scores_bytes=SCORES_THEN if case.get("logits") in OLD else None,
+        lora_dropout=words.number(case, "lora_dropout") or 0.0 if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
-        overlap_comm=bool(case.get("overlap")),
+        overlap_comm=bool(words.switch(case, "overlap")),
         sub_group=_count(case, "sub_group"),
-        zero_init=case.get("zero_init") is not False,
+        zero_init=words.switch(case, "zero_init") is not False,
         flattens_on_gpu=False,  # these runs are older
         reentrant=str(case.get("logits")) not in OWN_LOOPS,
     )
+    if words.switch(case, "attention_dropout") is not None:
+        block = replace(shape.block, attention_dropout=bool(words.switch(case, "attention_dropout")))
+        setup = replace(setup, shape=replace(shape, block=block))
+    setup = replace(setup, **_casts(case, setup))
     if case.get("logits") in OWN_CODE:
         setup = _own_code(setup, OWN_CODE[str(case["logits"])])
     return Read(setup, tuple(notes))
 
 
+MIXED = ("bf16", "amp", "amp_bf16")
+"""Precisions in which weights are cast as they are used, where adapters are trained."""
+
+
+def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
+    """What is fp32 beside the adapters, as the case says, or its trainer does by default."""
+    trainer = _trainer(case)
+    kbit = words.switch(case, "kbit_casts")
+    if kbit is None and trainer is not None:
+        kbit = trainer.value("kbit_casts")
+    of_then = case.get("logits") in ("hf_old", "hf_new")
+    mixed = str(case.get("precision") or "bf16").lower() in MIXED
+    return {
+        "kbit_casts": bool(kbit) and str(setup.quantized) in BITSANDBYTES,
+        "fp32_stream": mixed and of_then and trainers.in_fp32(setup),
+    }
+
+
+def _trainer(case: Mapping[str, Any]) -> trainers.TrainerDefaults | None:
+    """Who trained: as the case says, or whose repository its source is. Raises UnknownWordError."""
+    name = case.get("trainer")
+    if name is None:
+        return trainers.of_source(str(case.get("source") or ""))
+    try:
+        return trainers.load(str(name))
+    except DsrunError:
+        raise UnknownWordError("trainer", name, "is no file of presets/trainers") from None
+
+
 def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
+    if named := case.get("catalogue"):
+        return _of_catalogue(str(named), case.get("layers"))
     name, parameters = str(case.get("model")), case.get("params")
     try:
         shape, said = shapes.shape(name, int(float(parameters)) if parameters else None)
@@ -166,6 +224,16 @@ def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
         raise UnreadableError(f"no shape for {name}: {error}") from error
     notes.extend(said)
     return shape
+
+
+def _of_catalogue(name: str, layers: int | None) -> Shape:
+    """The shape of a model of `dsrun models`, cut to so many layers."""
+    found = model_files.load_model_file(name)
+    if not layers:
+        return shape_of(found.architecture, name, found.parameters)
+    config = completed(found.architecture)
+    text = {**config.get("text_config", config), "num_hidden_layers": layers}
+    return shape_of({**config, "text_config": text} if "text_config" in config else text, name)
 
 
 def _own_code(setup: Setup, block: Mapping[str, Any]) -> Setup:
@@ -203,15 +271,15 @@ def _known(
         value = usual
     found = known.get(str(value).lower().replace("-", "_"))
     if found is None:
-        raise UnreadableError(f"{field} {value!r} is not one that the planner knows")
+        raise UnknownWordError(field, value)
     return found
 
 
 def _count(case: Mapping[str, Any], field: str, notes: list[str] | None = None) -> int:
     """A number of the case, or the usual one; a note says so where there are notes."""
-    value = case.get(field)
+    value = words.number(case, field)
     if value:
-        return int(float(value))
+        return int(value)
     usual = USUAL[field][0]
     if notes is not None:
         notes.append(f"{field} taken for {usual}")
@@ -231,15 +299,39 @@ def _precision(case: Mapping[str, Any], engine: str, lora: bool, notes: list[str
     return precision
 
 
+OFFLOADED = {
+    "opt": "optimizer", "optimizer": "optimizer", "param": "parameters", "params": "parameters",
+    "parameters": "parameters", "cpu": "cpu", "nvme": "nvme", "disk": "nvme",
+}  # fmt: skip
+"""The words of an `offload`, with anything that is no letter between them."""
+
+
 def _devices(case: Mapping[str, Any]) -> tuple[str, str]:
+    """The places of the optimizer's states and of the weights."""
     said = str(case.get("offload") or "none").lower()
-    device = "nvme" if "nvme" in said else "cpu"
     if said in ("none", "false"):
-        return "gpu", "gpu"
-    optimizer, parameters = "opt" in said, "param" in said
-    if not (optimizer or parameters):
-        raise UnreadableError(f"offload {said!r} is not one that the planner knows")
-    return (device if optimizer else "gpu"), (device if parameters else "gpu")
+        by_name = str(case.get("strategy")).lower().endswith("offload") and case.get("offload") is None
+        return ("cpu" if by_name else "gpu"), "gpu"
+    found = {OFFLOADED.get(word) for word in re.findall(r"\w+", said)}
+    if None in found or not found & {"optimizer", "parameters"}:
+        raise UnknownWordError("offload", case["offload"])
+    device = "nvme" if "nvme" in found else "cpu"
+    return (device if "optimizer" in found else "gpu"), (device if "parameters" in found else "gpu")
+
+
+RECOMPUTED = {"full": 1, "none": 0}
+
+
+def _recomputed(case: Mapping[str, Any]) -> int:
+    """Setup.checkpointing: a switch, a number (every n-th block), or a word."""
+    value = case.get("grad_ckpt")
+    if isinstance(value, int):
+        return int(value)
+    known = {**RECOMPUTED, **dict.fromkeys(words.TRUE, 1), **dict.fromkeys(words.FALSE, 0)}
+    word = "none" if value is None else str(value).lower()
+    if word not in known:
+        raise UnknownWordError("grad_ckpt", value, "is no way to recompute that the planner knows")
+    return known[word]
 
 
 def _quantized(case: Mapping[str, Any]) -> str | None:
@@ -247,7 +339,7 @@ def _quantized(case: Mapping[str, Any]) -> str | None:
     if not value or str(value).lower() == "none":
         return None
     if str(value).lower() not in QUANTS:
-        raise UnreadableError(f"quant {value!r} is not one that the planner knows")
+        raise UnknownWordError("quant", value)
     return QUANTS[str(value).lower()]
 
 
@@ -261,15 +353,31 @@ def _logits(case: Mapping[str, Any], notes: list[str]) -> float:
     if kind == "bf16_nocast" and case.get("precision") == "fp16":
         kind = "fp16_nocast"
     if str(kind) not in LOGIT_BYTES:
-        notes.append(f"logits {kind!r} is unknown, taken for hf")
-        kind = "hf"
+        raise UnknownWordError("logits", kind)
+    if words.number(case, "micro_batch") == 1 and kind in VIEWED:
+        return VIEWED[str(kind)]
     return LOGIT_BYTES[str(kind)][0]
 
 
-def _targets(case: Mapping[str, Any], notes: list[str]) -> tuple[str, ...] | None:
-    """The matrices that LoRA is put on."""
-    found, unknown = lora.roles(case.get("lora_targets") or "q_proj,v_proj")
-    if unknown:
-        notes.append(f"LoRA on {unknown[0]!r}: taken for every matrix of a block")
-        return None
-    return found
+ENDS = ("lm_head", "output_layer", "embed_out", "embed_tokens", "wte", "word_embeddings")
+"""LoRA's targets outside the blocks: a vocabulary wide."""
+
+
+GROUPS = {
+    "linear": ("all-linear",), "attention": ("q", "k", "v", "o"), "attn": ("q", "k", "v", "o"),
+    "mlp": ("gate", "up", "down"),
+}  # fmt: skip
+"""Words for several of a block's matrices."""
+
+
+def _targets(case: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
+    """The matrices of a block that LoRA is put on, and the number of those outside the blocks."""
+    named = case.get("lora_targets") or "q_proj,v_proj"
+    if not isinstance(named, str | list) or not all(isinstance(name, str) for name in named):
+        raise UnknownWordError("lora_targets", named)
+    words_of = named.split(",") if isinstance(named, str) else named
+    expanded = [each for word in words_of for each in GROUPS.get(word.strip().lower(), (word,))]
+    found, others = lora.roles(expanded)
+    if unknown := [name for name in others if name not in ENDS]:
+        raise UnknownWordError("lora_targets", unknown[0], "is no matrix that the planner knows")
+    return found, len(others)

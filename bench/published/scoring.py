@@ -7,22 +7,20 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from dsrun import catalog
-from dsrun.planner import gpus
+from dsrun.planner import accuracy
 from dsrun.planner.gpu_memory import GIB, gpu_memory
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, chance, demand
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, speed
 from published.peers import Peers
-from published.reading import UnreadableError, read
+from published.reading import read
+from published.words import METRICS, UnknownWordError, UnreadableError, card
 
 TOOLS = ("dsrun", "deepspeed", "accelerate", "fitcheck")
-METRICS = ("allocated", "reserved", "smi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,33 @@ class Row:
     """Predicted by measured seconds of a step."""
     host: float | None = None
     """(said - measured) / measured of a node's main memory."""
+    said_smi_gib: float | None = None
+    """dsrun's figure for nvidia-smi, whatever was read."""
+    refused: UnreadableError | None = None
+    """Why there is no prediction."""
+    mixture: bool = False
+    """Whether the model is a mixture of experts."""
+    setup: Setup | None = None
+    """The case as the planner takes it."""
+
+    @property
+    def smi_gib(self) -> float | None:
+        """What nvidia-smi showed: beside another metric, or as the metric."""
+        if self.case.get("host_only"):
+            return None
+        value = self.case.get("smi_gib")
+        return float(value) if value else self.measured_gib if self.case.get("metric") == "smi" else None
+
+    @property
+    def smi_error(self) -> float | None:
+        """(said - measured) / measured of nvidia-smi's figure."""
+        measured, said = self.smi_gib, self.said_smi_gib
+        return None if measured is None or said is None else said / measured - 1
+
+    @property
+    def allocated_error(self) -> float | None:
+        """The same of what torch had allocated; None where another counter was read."""
+        return self.error("dsrun") if self.case.get("metric") == "allocated" else None
 
     @property
     def measured_gib(self) -> float | None:
@@ -57,6 +82,16 @@ class Row:
     def held(self) -> bool:
         """Whether the measurement itself is doubtful: shown, not scored."""
         return bool(self.case.get("hold") or self.case.get("outside"))
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks share anything of the model's states."""
+        return int(float(self.case.get("gpus") or 1)) > 1 or "zero" in str(self.case.get("strategy")).lower()
+
+    @property
+    def unseen(self) -> bool:
+        """Whether no constant was chosen with the row at hand: it has the day on which it was written down."""
+        return self.case.get("added") is not None
 
     @property
     def full(self) -> bool:
@@ -91,6 +126,35 @@ GROUPS: dict[str, Callable[[Row], bool]] = {
 }
 
 
+CLASSES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], float | None]]] = {
+    "full, one GPU, allocated": (lambda row: row.full and not row.sharded, lambda row: row.allocated_error),
+    "full, ZeRO and FSDP, allocated": (lambda row: row.full and row.sharded, lambda row: row.allocated_error),
+    "LoRA, allocated": (
+        lambda row: not row.full and not row.case.get("quant"),
+        lambda row: row.allocated_error,
+    ),
+    "QLoRA, allocated": (
+        lambda row: not row.full and bool(row.case.get("quant")),
+        lambda row: row.allocated_error,
+    ),
+    "reserved": (lambda row: row.case.get("metric") == "reserved", lambda row: row.error("dsrun")),
+    "full, nvidia-smi": (lambda row: row.full, lambda row: row.smi_error),
+    "LoRA, nvidia-smi": (lambda row: not row.full and not row.case.get("quant"), lambda row: row.smi_error),
+    "QLoRA, nvidia-smi": (
+        lambda row: not row.full and bool(row.case.get("quant")),
+        lambda row: row.smi_error,
+    ),
+    "nvidia-smi, all": (lambda _: True, lambda row: row.smi_error),
+}
+"""Class -> the rows that belong to it, and their relative error. What torch had allocated and what nvidia-smi showed
+are kept apart: holes and the CUDA context are in the one alone."""
+PACED: dict[str, Callable[[Row], bool]] = {
+    "dense": lambda row: not row.mixture,
+    "mixtures of experts": lambda row: row.mixture,
+}
+"""Class -> the rows whose seconds belong to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """|error| over some rows. n: rows that the tool answers."""
@@ -105,13 +169,11 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
     try:
         given = read(case)
     except UnreadableError as reason:
-        return Row(case, {}, {}, "", (f"no prediction: {reason}",))
+        return Row(case, {}, {}, "", (f"no prediction: {reason}",), refused=reason)
     notes = given.notes
     before = bool(case.get("opt_before_states"))
     memory = gpu_memory(given.setup, optimizer_states=not before)
-    metric = case.get("metric") if case.get("metric") in METRICS else "allocated"
-    if case.get("metric") not in (None, *METRICS):
-        notes += (f"metric {case['metric']!r} is unknown: not scored",)
+    metric = case.get("metric") or "allocated"
     said: dict[str, float | None] = {"dsrun": getattr(memory, str(metric)) / GIB}
     card = float(case.get("gpu_mem_gib") or 0)
     used = (
@@ -125,42 +187,19 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         said[name] = None if answer is None else answer / GIB
         fits[name] = None if answer is None or not card else answer <= card * GIB
     paced, host = pace(case, given.setup), host_error(case, given.setup)
-    return Row(case, said, fits, memory.moment, notes, used, paced, host)
-
-
-@cache
-def cards() -> dict[str, gpus.GpuModel]:
-    """The kinds of GPU that dsrun ships."""
-    return {name: gpus.load(name) for name in catalog.files(gpus.KIND)}
-
-
-def card(case: Mapping[str, Any]) -> gpus.GpuModel | None:
-    """The kind of GPU that the case's source names, among those with its memory; without a name an A100, or the card
-    that has the least of that size."""
-    said = float(case.get("gpu_mem_gib") or 0)
-    same = [one for one in cards().values() if said in (one.memory_gb, one.memory_gib)]
-    named = next((found for text in _naming(case) if (found := _named(text, same or cards().values()))), [])
-    usual = [one for one in same if one.name.startswith("a100")]
-    return min(
-        named or usual or same, key=lambda one: (one.memory_gib, one.name.endswith("pcie")), default=None
+    return Row(
+        case,
+        said,
+        fits,
+        memory.moment,
+        notes,
+        used,
+        paced,
+        host,
+        memory.smi / GIB,
+        mixture=given.setup.shape.experts is not None,
+        setup=given.setup,
     )
-
-
-def _naming(case: Mapping[str, Any]) -> list[str]:
-    """Keys by which a case may name its card, the surest first."""
-    return [str(case.get(field) or "").lower() for field in ("gpu_kind", "source", "id")]
-
-
-def _named(text: str, kinds: Iterable[gpus.GpuModel]) -> list[gpus.GpuModel]:
-    """The kinds whose name stands there as a word of its own, "8xA800" among them: a T4 is not in "swift4"."""
-    return [
-        one for one in kinds if re.search(rf"(?<![a-wyz0-9]){re.escape(_short(one.name))}(?![a-z0-9])", text)
-    ]
-
-
-def _short(name: str) -> str:
-    """4090 of rtx-4090, a100 of a100-80g-pcie: what people call a card."""
-    return name.removeprefix("rtx-").removeprefix("quadro-rtx-").removeprefix("titan-").split("-")[0]
 
 
 def usable(case: Mapping[str, Any]) -> float:
@@ -222,6 +261,50 @@ def _score(errors: list[float]) -> Score:
         return Score(0, None, None)
     p90 = statistics.quantiles(errors, n=10, method="inclusive")[8] if len(errors) > 1 else errors[0]
     return Score(len(errors), statistics.median(errors), p90)
+
+
+def by_class(rows: Sequence[Row]) -> dict[str, tuple[Score, float | None]]:
+    """Class -> the score of its rows, and the median of their errors with their signs."""
+    found = {}
+    for name, (belongs, error) in CLASSES.items():
+        errors = [each for row in rows if not row.held and belongs(row) and (each := error(row)) is not None]
+        found[name] = _score([abs(each) for each in errors]), statistics.median(errors) if errors else None
+    return found
+
+
+def by_plans_class(rows: Iterable[Row]) -> dict[str, dict[str, Score]]:
+    """Part -> the class that a plan names (dsrun/planner/accuracy.py) -> its score, over whatever counter was read."""
+    memory: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        if row.held or row.setup is None:
+            continue
+        if (error := row.error("dsrun")) is not None:
+            memory.setdefault(accuracy.memory_class(row.setup), []).append(abs(error))
+        if row.pace:
+            seconds.setdefault(accuracy.seconds_class(row.setup), []).append(max(row.pace, 1 / row.pace))
+    parts = {"memory": memory, "seconds": seconds}
+    return {
+        part: {name: _score(errors) for name, errors in sorted(found.items())}
+        for part, found in parts.items()
+    }
+
+
+def brier(rows: Iterable[Row]) -> float | None:
+    """Mean squared difference of the chance that was told and what happened (Brier score); None without a verdict."""
+    squares = [(chance(row.used or 0.0) - bool(row.case["fits"])) ** 2 for row in judged(rows)]
+    return statistics.fmean(squares) if squares else None
+
+
+def refused(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """The rows without a prediction, each with the field and the word that is at fault where it is one."""
+    found = []
+    for row in rows:
+        if (reason := row.refused) is None:
+            continue
+        word = {"field": reason.field, "word": reason.word} if isinstance(reason, UnknownWordError) else {}
+        found.append({"id": str(row.case.get("id")), **word, "reason": str(reason)})
+    return found
 
 
 def verdicts(rows: Iterable[Row], tool: str, fits: bool | None = None) -> tuple[int, int]:

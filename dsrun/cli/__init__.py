@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import io
+import keyword
 import os
 import re
 import sys
@@ -46,12 +47,12 @@ class Commands(click.Group):
     """A group whose commands are the modules of this package; each holds `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+        return sorted(path.stem.rstrip("_") for path in FOLDER.glob("[!_]*.py"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"{__name__}.{module_of(cmd_name)}").command
         return command
 
     def resolve_command(
@@ -83,9 +84,14 @@ class Commands(click.Group):
         return super().shell_complete(ctx, incomplete)
 
 
+def module_of(command: str) -> str:
+    """The module of a command; one that is named as a word of Python's ends in an underscore: import_.py."""
+    return f"{command}_" if keyword.iskeyword(command) else command
+
+
 def _about(name: str) -> re.Match[str]:
     """The match of the first line of a command's module."""
-    with (FOLDER / f"{name}.py").open(encoding="utf-8") as file:
+    with (FOLDER / f"{module_of(name)}.py").open(encoding="utf-8") as file:
         line = file.readline().rstrip("\n")
     if (about := ABOUT.match(line)) is None:
         raise ValueError(

@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
+from dsrun.cli.output.columns import echo_folded
 from dsrun.cli.parsing.completion import runs
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import ChatOptions
+from dsrun.words import printable
 
 
 @click.command(cls=TableCommand)
@@ -35,12 +37,16 @@ def command(model: str, **values: Any) -> None:
     model_found = inference.find(model, options.adapter)
     inference.check_packages(inference.CHAT)
     device = device_of(options.device, options.precision)
-    print_device(device, quiet=options.prompt is not None or not is_terminal())
+    system = inference.trained_system(model_found.run) if options.system is None else options.system
+    quiet = options.prompt is not None or not is_terminal()
+    print_device(device, quiet=quiet)
+    if system and options.system is None and not quiet:
+        echo_folded(f"system text as trained (--system '' leaves it out): {printable(system)}", 4, err=True)
     request = ChatRequest(
         inference.model_of(model_found, device, options),
         decoding,
         options.max_new_tokens,
-        system=options.system,
+        system=system,
         prompt=options.prompt,
     )
     if decoding.temperature and options.seed is None:

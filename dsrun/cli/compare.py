@@ -9,11 +9,14 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output.columns import columns, echo_folded, screen_width
+from dsrun.cli.output.columns import columns, echo_folded, screen_width, without_middle
 from dsrun.cli.output.results import print_json
 from dsrun.cli.parsing.completion import runs
 from dsrun.errors import Problem, collected, raise_all
 from dsrun.words import printable, width
+
+LEAST_VALUE = 9
+"""Columns of a value on a terminal, at least: a loss with its digits."""
 
 
 @click.command()
@@ -57,17 +60,18 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
         return
     for place, run in enumerate(runs_read, 1):
         click.echo(f"run {place}: {printable(str(run.path))} ({run.state})")
-    _rows("config", comparison.config, value_text, "the same in all")
-    _rows("settings", comparison.settings, value_text, "the same in all")
-    _rows("training loss at step", comparison.losses, _loss, "no step that all of them have done")
-    for place, agreement in enumerate(comparison.agreement, 2):
-        echo_folded(f"  run {place} and run 1: {agreement_text(agreement)}", 4)
-    _rows("evaluation loss at step", comparison.eval_losses, _loss, "none")
-    if comparison.scores:
-        _rows("scores", comparison.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
+    # What came of them stands first: it is what they were made for.
     click.echo("\nfigures")
     figures = comparison.figures.items()
     _table({FIGURES[name]: [figure_text(name, value) for value in row] for name, row in figures})
+    if comparison.scores:
+        _rows("scores", comparison.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
+    _rows("evaluation loss at step", comparison.eval_losses, _loss, "none")
+    _rows("training loss at step", comparison.losses, _loss, "no step that all of them have done")
+    for place, agreement in enumerate(comparison.agreement, 2):
+        echo_folded(f"  run {place} and run 1: {agreement_text(agreement)}", 4)
+    _rows("config", comparison.config, value_text, "the same in all")
+    _rows("settings", comparison.settings, value_text, "the same in all")
     if plot is not None:
         click.echo(f"dsrun: the curves are drawn in {plot}", err=True)
 
@@ -78,13 +82,18 @@ def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], s
 
 
 def _table(rows: Mapping[str, Sequence[str]]) -> None:
-    """A row for each name. On a terminal that is too narrow, long names have lines of their own."""
+    """A row for each name. On a terminal that is too narrow, long names have lines of their own, and long values lose
+    their middle: they differ at an end most often.
+    """
     if not rows:
         return
     count = len(next(iter(rows.values())))
-    shown = {"": [f"run {place}" for place in range(1, count + 1)], **rows}
+    screen = screen_width() or sys.maxsize
+    most = max(LEAST_VALUE, (screen - len("  ")) // count - len("  "))
+    cut = {name: [without_middle(printable(value), most) for value in row] for name, row in rows.items()}
+    shown = {"": [f"run {place}" for place in range(1, count + 1)], **cut}
     values = max(width(line) for line in columns([["", *row] for row in shown.values()]))
-    limit = (screen_width() or sys.maxsize) - len("  ") - values
+    limit = screen - len("  ") - values
     short = [name if width(name) <= limit else "" for name in shown]
     lines = columns([[name, *row] for name, row in zip(short, shown.values(), strict=True)])
     for name, kept, line in zip(shown, short, lines, strict=True):

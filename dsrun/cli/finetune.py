@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ import click
 from dsrun.cli.output.columns import echo_folded, folded, screen_width
 from dsrun.cli.parsing.completion import models
 from dsrun.cli.parsing.options import TableCommand, given, options_of
+from dsrun.errors import UnfitFileError
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.layers import Resolved
-from dsrun.words import counted
+from dsrun.words import counted, printable, width
 
 if TYPE_CHECKING:
     from dsrun.cli.jobs.detach import Detached
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly import PlannedJob
     from dsrun.jobs.assembly.finetune import FinetuneRequest
 
+ANSWERS_SHOWN, ANSWER_WIDTH = 2, 120
+"""Answers at the end of a run, and columns of each where they go into a file."""
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
 
 
@@ -57,6 +61,7 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
     from dsrun.cli.jobs.detach import detached
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.run_file import text_of
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
 
@@ -95,7 +100,12 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
             _show(planned, connection, options, resume=resume)
         else:
             choice = _choice(options) if resume else None
-            run(planned.job, machine, connection, options, resume=choice, away=away)
+            kept = (
+                ""
+                if resume
+                else text_of(planned, _typed(planned.job), Path(planned.job.run_dir), of_run=True)
+            )
+            run(planned.job, machine, connection, options, resume=choice, away=away, run_file=kept)
 
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:
@@ -149,8 +159,9 @@ def run(
     *,
     resume: CheckpointChoice | None,
     away: Detached | None = None,
+    run_file: str = "",
 ) -> None:
-    """Carry a job out (_running.run_job), with a view of its progress."""
+    """Carry a job out (cli/jobs/running.py), with a view of its progress. run_file: what the run's folder keeps."""
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say
@@ -180,6 +191,7 @@ def run(
         again=again,
         resume=resume,
         away=away,
+        run_file=run_file,
     )
 
 
@@ -197,13 +209,62 @@ def _summarise(result: dict[str, Any]) -> None:
         click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}{_perplexity(result)}{_best_text(result)}")
     for when, scores in result["scores"].items():
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
-        click.echo(f"{when:<11} {text}")
+        echo_folded(f"{when:<11} {text}{_share(result['answered'].get(when, {}))}", 12)
+    _show_answers(Path(result["run_dir"]))
+    if left_out := _left_out(Path(result["run_dir"])):
+        echo_folded(f"left out    {left_out}", 12)
     click.echo(f"memory      {_memory_text(result)}")
-    names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
+    names = ("run.toml", "deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
     echo_folded(f"run folder  {result['run_dir']}  ({there})", 12)
     if use := _use(result):
         click.echo(f"use it      {use}")
+    if result["worse"]:
+        worse = "worse than it began: its loss is above where it was. A lower --lr is the first thing to try."
+        echo_folded(f"finished    {worse}", 12)
+
+
+def _share(answered: Mapping[str, int | None]) -> str:
+    """How many of the held-out rows were answered, where they were not all."""
+    rows, there = answered.get("rows"), answered.get("of")
+    if rows is None or there is None or rows == there:
+        return ""
+    return f"  ({rows:,} of {there:,} rows; --generate-rows {there} scores all)"
+
+
+def _show_answers(run_dir: Path) -> None:
+    """Print the first answers beside the expected ones."""
+    from dsrun.jobs.runs.outcome import AFTER, answers
+
+    try:
+        shown = answers(run_dir, ANSWERS_SHOWN)
+    except UnfitFileError as error:
+        click.echo(f"answers     {AFTER} {error.problems[0].what}")
+        return
+    for answer in shown:
+        click.echo(f"prompt      {_shortened(answer.prompt)}")
+        click.echo(f"  expected  {_shortened(answer.expected)}")
+        click.echo(f"  answer    {_shortened(answer.after) or '(nothing)'}")
+
+
+def _shortened(text: str) -> str:
+    """The start of a text, in one line of the terminal; a Chinese character takes two columns of it."""
+    text, room = " ".join(text.split()), (screen_width() or ANSWER_WIDTH) - len("  expected  ...")
+    fits = len(text) if width(text) <= room else len(text) * room // width(text)
+    return printable(text, fits)
+
+
+def _left_out(run_dir: Path) -> str:
+    """The rows that could not be trained on, with the place of their list; empty where there are none."""
+    from dsrun.data.data_file import BadRows
+    from dsrun.job.layout import DATA_REPORT
+
+    try:
+        report = json.loads((run_dir / DATA_REPORT).read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError):
+        return ""  # a run of an older dsrun, or one whose rows were prepared elsewhere
+    found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
+    return f"{found.words}, listed in {report['bad_rows_file']}" if found.bad else ""
 
 
 def _perplexity(result: dict[str, Any]) -> str:
@@ -229,8 +290,8 @@ def _best_text(result: dict[str, Any]) -> str:
 
 
 def _use(result: dict[str, Any]) -> str:
-    """The command that uses the model: with transformers alone, unless there is only an adapter. Without a model the
-    one that writes it; empty where no checkpoint is left, either."""
+    """The command that asks the model, or that has one of plain text go on with a text. Without a model the one that
+    writes it; empty where no checkpoint is left, either."""
     from shlex import join
 
     from dsrun.job.layout import whole_checkpoints
@@ -238,10 +299,9 @@ def _use(result: dict[str, Any]) -> str:
     if result["model"] is None:
         kept = whole_checkpoints(Path(result["run_dir"]))
         return join(["dsrun", "export", result["run_dir"]]) if kept else ""
-    if (Path(result["model"]) / "adapter_config.json").is_file():
+    if result["perplexity"] is None or (Path(result["model"]) / "adapter_config.json").is_file():
         return join(["dsrun", "chat", result["run_dir"]])
-    plain = result["perplexity"] is not None
-    return use_command(result["model"], result["example_prompt"] or "Hello", plain=plain)
+    return go_on_command(result["model"], result["example_prompt"] or "Hello")
 
 
 def _memory_text(result: dict[str, Any]) -> str:
@@ -253,24 +313,15 @@ def _memory_text(result: dict[str, Any]) -> str:
     return f"{measured[name] / 2**30:.2f} GiB {place}{predicted}"
 
 
-def use_command(model: str, prompt: str, *, plain: bool = False) -> str:
-    """A command that asks the exported model something, with transformers alone.
-
-    plain: the prompt is a text that the model goes on with.
-    """
+def go_on_command(model: str, text: str) -> str:
+    """A command that has the exported model of plain text go on with a text, with transformers alone."""
     import sys
-    from json import dumps
     from shlex import join
 
     # JSON's strings are Python's, and need no quoting inside the shell's single quotes.
-    made = f'from transformers import pipeline; ask = pipeline("text-generation", {dumps(model, ensure_ascii=False)}); '
-    if plain:
-        text = dumps(prompt, ensure_ascii=False)
-        return join(
-            [sys.executable, "-c", f'{made}print(ask({text}, max_new_tokens=96)[0]["generated_text"])']
-        )
+    name, start = (json.dumps(value, ensure_ascii=False) for value in (model, text))
     code = (
-        f'{made}answer = ask([dict(role="user", content={dumps(prompt, ensure_ascii=False)})], max_new_tokens=96); '
-        'print(answer[0]["generated_text"][-1]["content"])'
+        f'from transformers import pipeline; ask = pipeline("text-generation", {name}); '
+        f'print(ask({start}, max_new_tokens=96)[0]["generated_text"])'
     )
     return join([sys.executable, "-c", code])

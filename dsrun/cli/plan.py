@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,12 @@ from dsrun.cli.parsing.completion import models
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries
-from dsrun.options.layers import Resolved
+from dsrun.options.layers import Layer, Resolved, Source
+
+if TYPE_CHECKING:
+    from dsrun.cli.planning.inference import InferencePlans
+    from dsrun.cli.planning.layouts import RankedLayouts
+    from dsrun.cli.planning.training import TrainingPlans
 
 FOR_INFERENCE = {
     "params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab", "gpus", "nodes", "gpu", "gpu_memory",
@@ -46,7 +51,7 @@ def command(models: Sequence[str], **values: Any) -> None:
 
     requested = given(PlanOptions, values)
     _check_together(requested)
-    models, requested = for_plan(models, requested)
+    models, requested = for_plan(models, _by_environment(requested))
     options = requested.options
     if options.calibrate:
         from dsrun.cli.planning.calibrate import calibrate
@@ -55,45 +60,63 @@ def command(models: Sequence[str], **values: Any) -> None:
         return
     if len(models) > 1:
         raise click.UsageError("Name one MODEL (several run folders go with --calibrate).")
+    plans = decided(models[0] if models else None, requested)
+    if not plans.report():
+        raise SystemExit(1)
+
+
+def decided(
+    model: str | None, requested: Resolved[PlanOptions]
+) -> TrainingPlans | InferencePlans | RankedLayouts:
+    """The plans that some options ask for. Raises DsrunError, and click.UsageError for options that exclude each
+    other."""
     from dsrun.cluster.devices import detect
     from dsrun.jobs.assembly import plan_target
     from dsrun.jobs.assembly.planning import subjects
 
-    subject = subjects.subject(models[0] if models else None, options)
+    _check_together(requested)
+    options = requested.options
+    subject = subjects.subject(model, options)
     machine = (
         None if options.gpu or options.gpu_memory else plan_target.visible(detect(os.environ), os.environ)
     )
     target = plan_target.target(options, machine)
-    if options.measure and not models:
+    if options.measure and model is None:
         raise click.UsageError("--measure trains a MODEL: name it.")
     if options.purpose == "inference":
         from dsrun.cli.planning import inference
 
-        fits = inference.report(inference.decide(subject, target, requested), as_json=options.as_json)
-    else:
-        from dsrun.cli.planning import layouts, plan_case, training
+        return inference.decide(subject, target, requested)
+    from dsrun.cli.planning import layouts, plan_case, training
 
-        case = plan_case.prepared(subject, target, requested, model=models[0] if options.measure else None)
-        fits = (
-            layouts.report(layouts.decide(case))
-            if options.layouts
-            else training.report(training.decide(case))
-        )
-    if not fits:
-        raise SystemExit(1)
+    case = plan_case.prepared(subject, target, requested, model=model if options.measure else None)
+    return layouts.decide(case) if options.layouts else training.decide(case)
+
+
+def _by_environment(requested: Resolved[PlanOptions]) -> Resolved[PlanOptions]:
+    """The options with $DSRUN_TRACE, where the command line doesn't say whether to trace."""
+    entry = entries(PlanOptions)["trace"]
+    text = entry.in_environment(os.environ)
+    if text is None or requested.said("trace"):
+        return requested
+    values = {"trace": text.lower() not in ("0", "false", "no", "off")}
+    return requested.with_layers(Layer(Source.ENVIRONMENT, values, entry.option.variable))
 
 
 def _check_together(requested: Resolved[PlanOptions]) -> None:
     """Refuse options that would go unheard."""
-    named, options = set(requested.user), requested.options
+    named = {name for name in requested.user if requested.source(name) != Source.ENVIRONMENT}
+    options = requested.options
     if options.calibrate:
         _refuse(requested, named - {"calibrate", "as_json"}, "has no use beside --calibrate")
     elif options.purpose == "inference":
         _refuse(requested, named - FOR_INFERENCE, "is for training, not for --for inference")
     else:
         _refuse(requested, named & {"beams", "offload_weights"}, "is for --for inference")
+    if options.layouts and options.trainer != "dsrun":
+        _refuse(requested, {"trainer"}, "is for plans of presets, not for --layouts")
     if options.measure:
-        elsewhere = named & {"gpu", "gpu_memory", "params"}
+        elsewhere = named & {"gpu", "gpu_memory", "params", "trainer"}
         _refuse(requested, elsewhere, "names what isn't here; --measure is for this machine")
     if options.train_file is None:
         _refuse(requested, named & OF_TRAIN_FILE, "is for --train-file")

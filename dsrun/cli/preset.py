@@ -30,7 +30,7 @@ YAML = (".yaml", ".yml")
 FSDP_OPTIONS = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
 AUTO_OPTIONS = ("seq_len", "activation_checkpointing")
 """Options for NAME auto only."""
-MODEL_OPTIONS = ("gpu", "gpu_memory", "host_memory")
+MODEL_OPTIONS = ("gpu_memory", "host_memory")
 """Options for --model only."""
 
 
@@ -40,8 +40,8 @@ MODEL_OPTIONS = ("gpu", "gpu_memory", "host_memory")
 def command(name: str | None, **values: Any) -> None:
     """Print the deepspeed.json of a preset, or the list of presets.
 
-    NAME is a preset's name, the path of a TOML file, or auto: the fastest preset that fits --model. The config goes
-    to stdout, warnings to stderr.
+    NAME is a preset's name, its TOML file, a DeepSpeed config (ds.json), or auto: the fastest preset that fits
+    --model. The config goes to stdout, warnings to stderr.
 
     \b
     dsrun preset                                      what there is
@@ -52,6 +52,7 @@ def command(name: str | None, **values: Any) -> None:
     dsrun preset fsdp --for accelerate --gpus 8       its YAML for torch's FSDP2
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit
+    dsrun preset --from ds.json -o presets/mine.toml  a preset of a DeepSpeed config
     dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
     """
     requested = given(PresetOptions, values)
@@ -60,7 +61,9 @@ def command(name: str | None, **values: Any) -> None:
         raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for NAME auto.")
     if options.model is None and (used := [option for option in MODEL_OPTIONS if option in named]):
         raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for --model.")
-    if name is None:
+    if options.from_file is not None:
+        _from_config(name, options, named)
+    elif name is None:
         if named - {"as_json"}:
             raise click.UsageError("These options need a NAME; `dsrun preset` lists them.")
         _list(options.as_json)
@@ -74,12 +77,29 @@ def command(name: str | None, **values: Any) -> None:
         _build(name, requested)
 
 
+def _from_config(name: str | None, options: PresetOptions, named: set[str]) -> None:
+    """Write the preset that a DeepSpeed config's file comes to."""
+    from dsrun.config.presets import from_config
+    from dsrun.config.presets.build import Options, build_config
+
+    if name is not None or named - {"from_file", "output", "force"}:
+        raise click.UsageError(
+            "--from takes the config as it is: of the other options only -o and --force are for it."
+        )
+    path = Path(str(options.from_file)).expanduser()
+    text = from_config.text(path)
+    if from_config.is_config(path):
+        _say(build_config(str(path.absolute()), Options()).findings)
+    write_out(text, file_of(options.output), overwrite=options.force)
+
+
 def _build(name: str, requested: Resolved[PresetOptions]) -> None:
     from dsrun.cli.jobs.running import tell
     from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
     from dsrun.options.commands import FinetuneOptions
 
+    requested = _with_precision(name, requested)
     options = requested.options
     built_options = select(Options, options, origins={})
     if name != AUTO and options.target != "deepspeed" and (fsdp := preset.load(name).fsdp):
@@ -107,6 +127,47 @@ def _build(name: str, requested: Resolved[PresetOptions]) -> None:
         raise click.UsageError("--for accelerate writes two files: name the YAML with -o accelerate.yaml")
     elif file is None:
         click.echo(_text(built), nl=False)
+
+
+def _with_precision(name: str, requested: Resolved[PresetOptions]) -> Resolved[PresetOptions]:
+    """The precision that the named card does best, or those of this machine; where there is none, a line says what is
+    written. A preset's own stays, and so does what a model's job or another reader decides."""
+    from dsrun.config.presets import preset
+    from dsrun.options.derived import precision_of
+    from dsrun.options.layers import Source
+
+    options = requested.options
+    given = options.precision is not None or any("16.enabled" in text for text in options.overrides)
+    if given or options.model is not None or options.target != "deepspeed" or name == AUTO:
+        return requested
+    chosen = preset.load(name)
+    if chosen.fsdp or precision_of(chosen.merged("deepspeed")[0]):
+        return requested
+    if options.gpu is not None:
+        best, where = _best_of(options.gpu), f"--gpu {options.gpu}"
+    elif not (best := _best_here()):
+        says = "fp16 with its loss scaling, which every GPU runs: no card is named (--gpu a100-80g) or found here"
+        echo_folded(f"dsrun: note: {says}", 2, err=True)
+        return requested
+    else:
+        where = "this machine's GPUs"
+    return requested.filled(Source.DERIVED, {"precision": best}, where)
+
+
+def _best_of(gpu: str) -> str:
+    """What a kind of GPU computes best in."""
+    from dsrun.planner import gpus
+
+    chosen = gpus.load(gpu)
+    return "bf16" if chosen.bf16 else "fp16" if chosen.takes_fp16(os.environ) else "fp32"
+
+
+def _best_here() -> str:
+    """What the GPUs of this machine compute best in; empty where there is none."""
+    from dsrun.cluster.devices import detect
+
+    machine = detect(os.environ)
+    return machine.default_precision if machine.accelerator == "cuda" else ""
 
 
 def _of_fsdp(fsdp: FsdpPreset, requested: Resolved[PresetOptions], built_options: Options) -> None:
@@ -189,13 +250,15 @@ def _list(as_json: bool) -> None:
 def _copy(name: str, folder: str, force: bool) -> None:
     import shlex
 
-    from dsrun.config.presets import preset
+    from dsrun.config.presets import from_config, preset
 
     chosen = preset.load(name)
     target = Path(folder).expanduser() / "presets" / f"{chosen.name}.toml"
     with explained("can't be made", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, chosen.file.path.read_text(encoding="utf-8"), overwrite=force)
+    own = chosen.file.path
+    text = from_config.text(own) if from_config.is_config(own) else own.read_text(encoding="utf-8")
+    write_atomic(target, text, overwrite=force)
     click.echo(str(target))
     root = str(target.parent.parent.resolve())
     use = f"dsrun preset {shlex.quote(str(target))}"

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from dsrun.cli.parsing.completion import runs
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
-from dsrun.options.declare import select
+from dsrun.options.declare import entries, flag_of, select
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import (
+    DetachOptions,
+    DeviceOptions,
+    ForceOptions,
+    HostOptions,
+    JsonOptions,
+    OutputOptions,
+    RestoreOptions,
+    WaitOptions,
+)
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.reservation import Allocator
     from dsrun.jobs.assembly import PlannedJob
+    from dsrun.jobs.runs.past_runs import Run
+
+
+AS_IT_WAS = frozenset(
+    name
+    for group in (
+        DeviceOptions,
+        HostOptions,
+        WaitOptions,
+        DetachOptions,
+        ForceOptions,
+        JsonOptions,
+        OutputOptions,
+    )
+    for name in entries(group)
+)
+"""Options that say where the job runs, and leave it what it is."""
+OF_RESUME = ("resume", "go_on", *entries(RestoreOptions))
 
 
 @click.command(cls=TableCommand)
@@ -26,6 +55,12 @@ def command(run: str, **values: Any) -> None:
     It runs where RUN ran: on as many free devices of this machine, or on the same devices of the same hosts.
     RUN is a run's folder, or its name in runs/. It is refused where the data or the model have changed since, as far
     as the run knows what they were. Of a script's run the same command is started again.
+
+    An option of finetune changes the job: it is planned anew, from RUN/run.toml.
+
+    \b
+    dsrun rerun runs/first                        the same again
+    dsrun rerun runs/first --lr 1e-4 --dry-run    what would run with another
     """
     from dsrun.cli import finetune, launch
     from dsrun.cli.jobs.detach import detached
@@ -37,7 +72,11 @@ def command(run: str, **values: Any) -> None:
     from dsrun.jobs.runs import past_runs
 
     past = past_runs.read(past_runs.named(run)).with_secrets()
-    requested, connection = connection_of(given(RerunOptions, values), again=True)
+    asked = given(RerunOptions, values)
+    if changes := [name for name in asked.user if name not in AS_IT_WAS]:
+        _with_changes(past, asked, changes)
+        return
+    requested, connection = connection_of(asked, again=True)
     options = requested.options
     if past.script and options.force:
         raise click.UsageError(
@@ -64,3 +103,35 @@ def command(run: str, **values: Any) -> None:
         else:
             chosen = select(FinetuneOptions, options)
             finetune.run(planned.job, machine, connection, chosen, resume=None, away=away)
+
+
+def _with_changes(past: Run, asked: Resolved[RerunOptions], changes: list[str]) -> None:
+    """Plan the run's job anew with other values of these options, and carry it out; or only look.
+
+    Raises click.UsageError for a script's run, and for options of a run that goes on.
+    """
+    from dsrun.cli import finetune
+    from dsrun.errors import DsrunError
+    from dsrun.job.layout import RUN_FILE
+    from dsrun.jobs.assembly.rerun import beside
+    from dsrun.options import run_file
+
+    flags = ", ".join(flag_of(RerunOptions, name) for name in changes)
+    if past.script:
+        raise click.UsageError(
+            f"{flags}: for a fine-tune, and RUN is a script's: start it with dsrun launch."
+        )
+    if going_on := [flag_of(RerunOptions, name) for name in changes if name in OF_RESUME]:
+        raise click.UsageError(f"{going_on[0]} is for a run that goes on: dsrun resume RUN.")
+    path = past.path / RUN_FILE
+    if not path.is_file():
+        hint = "dsrun show RUN has its options: give them to dsrun finetune, with those that change."
+        raise DsrunError(f"has no {RUN_FILE}: an older dsrun made it", where=str(past.path), hint=hint)
+    kept = run_file.read(path)
+    hosts = past.job.hosts
+    own = {"output_dir": beside(past.path), "gpus": len(hosts[0].devices) if len(hosts) == 1 else None}
+    if any(asked.said(name) for name in entries(DeviceOptions)):
+        del own["gpus"]
+    requested = kept.into(asked).filled(Source.KEPT, own, str(path))
+    # RerunOptions are FinetuneOptions with another help text for one of them.
+    finetune.start(str(kept.model), cast("Resolved[FinetuneOptions]", requested))

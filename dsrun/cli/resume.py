@@ -12,7 +12,6 @@ from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
 from dsrun.options.declare import entries
 from dsrun.options.layers import Resolved
-from dsrun.options.other_names import ours
 
 
 class Resuming(TableCommand):
@@ -20,6 +19,8 @@ class Resuming(TableCommand):
 
     def instead(self, option: str) -> str:
         """An option of finetune's that is settled in a run."""
+        from dsrun.trainers.other_names import ours
+
         if ours(option, entries(FinetuneOptions)) is None:
             return ""
         return "A run goes on as it began. With that changed: dsrun finetune, in another --output-dir."

@@ -14,11 +14,12 @@ from dsrun.words import loss_text, printable, span_text, time_text, width
 if TYPE_CHECKING:
     from dsrun.jobs.runs.run_summaries import Summary
 
-TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", "started", "took")
-TEXTS = ("run", "model", "preset", "state", "started")
+SCORE = "score"
+TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", SCORE, "started", "took")
+TEXTS = ("run", "model", "preset", "state", SCORE, "started")
 """The columns of texts, aligned to the left."""
 INDENT = 4
-LEFT_OUT_FIRST = ("took", "preset", "ranks", "model", "started")
+LEFT_OUT_FIRST = ("took", "preset", "ranks", "model", "started", SCORE)
 """Columns that a narrow terminal does without, in this order: a run's own name often says model and preset."""
 
 
@@ -64,7 +65,8 @@ def _table(summaries: list[Summary]) -> None:
 
 def _fitting(rows: list[tuple[str, ...]], room: int | None, without: str = "") -> list[str]:
     """A line for each row, with all columns that there is room for; none where a line is too wide with the fewest."""
-    shown = list(rows[0])
+    scored = any(row[rows[0].index(SCORE)] for row in rows[1:])
+    shown = [name for name in rows[0] if name != SCORE or scored]
     for title in (without, *LEFT_OUT_FIRST):
         shown = [name for name in shown if name != title]
         places = [rows[0].index(name) for name in shown]
@@ -89,10 +91,18 @@ def _state(run: Summary) -> str:
     return f"{run.state}: {printable(str(run.cause))}" if run.cause else run.state
 
 
+def _score(run: Summary) -> str:
+    """The score of the answers after training, with what to hold it against."""
+    if run.score is None:
+        return ""
+    beside = f" ({run.score.beside})" if run.score.beside else ""
+    return f"{run.score.name} {run.score.value:.2f}{beside}"
+
+
 def _row(run: Summary) -> tuple[str, ...]:
     total = "?" if run.total_steps is None else str(run.total_steps)
     steps = "-" if run.steps is None else f"{run.steps}/{total}"
     return (
         run.name, run.model or "", run.preset or "-", str(run.ranks), _state(run), steps,
-        loss_text(run.loss), loss_text(run.eval_loss), time_text(run.started), span_text(run.seconds),
+        loss_text(run.loss), loss_text(run.eval_loss), _score(run), time_text(run.started), span_text(run.seconds),
     )  # fmt: skip

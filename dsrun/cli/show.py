@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -74,7 +75,7 @@ def _show(run: Run) -> None:
 
 def _head(run: Run, steps: str, starts: str) -> None:
     """The lines that begin each run. steps, starts: its progress, and how often it was started, in words."""
-    state = f"{run.state}: {printable(run.why)}" if run.why else run.state
+    state = f"{run.state}: {printable(run.why)}" if run.why else run.state_text
     _line("run", printable(str(run.path)))
     times = f"started {time_text(run.started)}, took {span_text(run.seconds)}"
     _line("state", f"{state}{steps}; {times}{starts}")
@@ -122,9 +123,15 @@ def _end(run: Run) -> None:
         _checkpoints(run)
     for name, place in places(run).items():
         if place and name != "checkpoints":
-            _line(name, printable(str(place)))
-    for name, text in next_commands(run).items():
+            _line(name, printable(str(place.relative_to(run.path))))
+    for name, text in next_commands(run, _short(run.path)).items():
         _line(name, text)
+
+
+def _short(folder: Path) -> str:
+    """A folder as it can be typed here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder != here and folder.is_relative_to(here) else str(folder)
 
 
 def _checkpoints(run: Run) -> None:
@@ -134,7 +141,7 @@ def _checkpoints(run: Run) -> None:
     checkpoints = states(run.path)
     if checkpoints:
         names = [f"    {checkpoint.folder.name}: {printable(checkpoint.state)}" for checkpoint in checkpoints]
-        head = f"{checkpoints[0].folder.parent} (sizes of files were compared, not their digests)"
+        head = f"{checkpoints[0].folder.parent.name} (sizes of files were compared, not their digests)"
         _line("checkpoints", "\n".join([printable(head), *names]))
 
 

@@ -17,7 +17,7 @@ from dsrun.files import write_atomic
 from dsrun.host.hiding import secret_arguments, secrets
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.declare import entries, flag_of
-from dsrun.options.layers import Resolved
+from dsrun.options.layers import Resolved, Source
 
 if TYPE_CHECKING:
     from dsrun.errors import Problem
@@ -272,7 +272,8 @@ def _run_dir(
 ) -> tuple[Path, tuple[str, ...]]:
     """The run's folder, and the words without it: the script says it in one place. parent: where one is made up."""
     words = inner.words
-    if inner.options.output_dir is not None:
+    typed = inner.requested.source("output_dir") == Source.COMMAND_LINE
+    if inner.options.output_dir is not None and (typed or output_dir is None):
         if output_dir is not None:
             raise click.UsageError(
                 "--output-dir is given twice, before and after the command.", inner.context

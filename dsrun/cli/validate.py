@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,12 +13,12 @@ from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dsrun.config.rules import Setting
-    from dsrun.config.rules.frame import ModelInfo
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
+    from dsrun.errors import Problem
 
 COUNT = click.IntRange(min=1)
 COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -99,10 +98,10 @@ BESIDE_OPTION = "--with"
 def command(files: tuple[str, ...], **given: Any) -> int:
     """Show everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. In a
-    script the configs are checked (dicts of Python, here-documents of a shell), and of Python names that the installed
-    or named versions of its packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore":
-    ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a script, a folder, or - for JSON from a pipe. Of
+    another trainer's YAML or a shell script the config that it names is checked; in scripts the configs that they hold
+    (dicts of Python, here-documents of a shell), and of Python names that the installed or named versions of its
+    packages don't have. Exit 1 if there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule.
 
     \b
     dsrun validate ds.json                         everything at once
@@ -128,9 +127,10 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     setting, selection = _setting(given), _selection(given)
     texts, problems = sources.gather(files)
     results: list[ValidationResult] = []
-    for file in texts:
+    for file in _with_inner(texts, problems):
         judged = _judged(file, setting, selection, given["target"])
-        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script):
+        inner = file.path is None and file.name != sources.PIPE
+        if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script or inner):
             with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
         results += judged
@@ -138,6 +138,30 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
+
+
+def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterator[ConfigText]:
+    """The texts, and those that they name. In place of a file that is no config stands the one that it names; what such
+    a file is goes to stderr, and is a problem where there is nothing to check."""
+    from dsrun.config.validation.sources import is_plainly_a_config
+    from dsrun.errors import Problem
+
+    for file in texts:
+        foreign = None
+        if not is_plainly_a_config(file):
+            from dsrun.trainers.configs_within import within
+
+            foreign = within(file)
+        if foreign is None or foreign.holds_some:
+            yield file
+        if foreign is not None and foreign.configs:
+            names = ", ".join(text.name for text in foreign.configs)
+            echo_folded(f"dsrun: {file.name} {foreign.what}; checked: {names}", 2, err=True)
+            yield from foreign.configs
+        elif foreign is not None and not foreign.holds_some:
+            problems.append(
+                Problem(f"{foreign.what}, and holds no DeepSpeed config", file.name, foreign.next_step)
+            )
 
 
 def _show(
@@ -184,86 +208,22 @@ def _setting(given: dict[str, Any]) -> Setting:
 
     from dsrun import versions
     from dsrun.config import trainer_args
-    from dsrun.config.rules import Setting
-    from dsrun.config.schemas import schema
-    from dsrun.planner import gpus
+    from dsrun.jobs.assembly.judging import setting_of
 
-    upgrade, requested = given["upgrade_to"], given["deepspeed_version"]
-    beside = versions.given(given["beside"], BESIDE_OPTION)
-    if (named := beside.get("deepspeed")) and requested and requested != named:
-        hint = "Leave one of them out."
-        raise DsrunError(
-            f"is {requested}, and {BESIDE_OPTION} says {named}", where="--deepspeed-version", hint=hint
-        )
-    requested = requested or named
-    release = upgrade or requested or _installed()
-    if upgrade and requested and schema.version_of(upgrade) < schema.version_of(requested):
-        raise DsrunError(
-            f"{upgrade} is older than {requested}", where="--upgrade-to", hint="Name the newer one there."
-        )
-    version = schema.version_of(release) if release else None
-    if release and version and version < schema.plain_version(release):
-        which = "newest" if version == schema.newest() else "last before it"
-        judged = schema.name_of(version)
-        click.echo(
-            f"dsrun: DeepSpeed {release} is judged as {judged}, the {which} that dsrun knows", err=True
-        )
-    name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
-    gpu = gpus.load(name) if name not in (None, "cpu") else None
-    return Setting(
+    setting, note = setting_of(
+        os.environ,
         world_size=given["world_size"],
         nodes=given["nodes"],
-        version=version,
-        versions={**beside, "deepspeed": _whole(release)} if beside and release else None,
-        upgrade_from=(schema.version_of(requested) if requested else schema.oldest()) if upgrade else None,
-        device="cuda" if gpu else name,
-        bf16=gpu.bf16 if gpu else None,
-        fp16=gpu.takes_fp16(os.environ) if gpu else None,
-        gpu_memory_gib=gpu.memory_gib if gpu else None,
+        gpu=given["gpu"],
+        model=given["model"],
+        deepspeed_version=given["deepspeed_version"],
+        upgrade_to=given["upgrade_to"],
+        beside=versions.given(given["beside"], BESIDE_OPTION),
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
-        model=_model(given["model"]) if given["model"] else None,
     )
-
-
-def _whole(release: str) -> str:
-    """A version of DeepSpeed with its patch: "0.19" is judged as its newest, here as by the schema."""
-    from dsrun.config.schemas import schema
-
-    return release if len(schema.plain_version(release)) > 2 else schema.name_of(schema.version_of(release))
-
-
-def _installed() -> str | None:
-    """The installed DeepSpeed's release; None where there is none, or one without a schema."""
-    from dsrun import versions
-    from dsrun.config.schemas import schema
-
-    version = versions.installed().get("deepspeed")
-    with suppress(DsrunError):
-        if version and schema.version_of(version):
-            return version
-    return None
-
-
-def _model(name: str) -> ModelInfo:
-    """The sizes in a model file, or in a checkpoint's config.json."""
-    from dsrun.config.rules.frame import ModelInfo
-    from dsrun.models import resolve
-    from dsrun.planner.model_config import ModelConfig, UnknownShapeError
-    from dsrun.planner.shape import from_config
-
-    config, _, _ = resolve.config_of(name)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = {**config, **inner}
-    whole = {key: value for key, value in config.items() if not isinstance(value, (list, dict))}
-    reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
-    hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
-    inner = reader.size("intermediate_size") or 0
-    reader.check()
-    largest = hidden * max(rows, inner) if hidden and rows else None
-    parameters = None
-    with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
-        parameters = from_config(config, name).parameters
-    return ModelInfo(hidden or 0, heads, largest, parameters)
+    if note:
+        click.echo(f"dsrun: {note}", err=True)
+    return setting
 
 
 def _judged(

@@ -15,7 +15,7 @@ from typing import Any
 
 from dsrun import packages
 from dsrun.cluster.doctor.build import goes_with
-from dsrun.ds_config import offload_sections, uses_nvme
+from dsrun.ds_config import offload_sections, rounding, uses_nvme
 from dsrun.errors import DsrunError
 from dsrun.host.operators import operators_folder
 from dsrun.host.toolkit import compiler_of, cuda_toolkit, find_nvcc, libaio_header, nvcc_version, torch_build
@@ -26,6 +26,7 @@ BUILDERS = {
     "cpu_adam": "CPUAdamBuilder",
     "fused_adam": "FusedAdamBuilder",
     "async_io": "AsyncIOBuilder",
+    "quantizer": "QuantizerBuilder",
 }
 """Folder name -> class name of DeepSpeed's builder."""
 PLAIN_CPU_ADAM = (0, 19, 8)
@@ -52,6 +53,8 @@ def needed(ds_config: Mapping[str, Any]) -> list[str]:
             names.append("fused_adam")
     if uses_nvme(ds_config):
         names.append("async_io")
+    if rounding(ds_config):
+        names.append("quantizer")
     return names
 
 

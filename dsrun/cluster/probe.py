@@ -36,6 +36,7 @@ VERSION = 1
 PACKAGES = (
     "torch", "deepspeed", "transformers", "accelerate", "dsrun", "peft", "trl", "numpy", "pydantic", "triton",
     "bitsandbytes", "flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel",
+    "flash-linear-attention", "causal-conv1d",
 )  # fmt: skip
 VARIABLES = (
     "CUDA_", "NVIDIA_VISIBLE", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DS_", "DSRUN_", "DLTS_", "OMP_", "MASTER_",

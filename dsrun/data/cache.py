@@ -66,7 +66,7 @@ def named(model: ModelSpec, data: DataSpec, inputs: Inputs) -> Prepared:
         data.text_column, data.data_format, data.max_source_length, data.max_target_length, data.train_on_prompt,
         data.official,
         data.strict_data,  # without it, rows may have been left out
-        *filter(None, [model.chat_template]),
+        *filter(None, [model.chat_template, data.max_length and f"together {data.max_length}"]),
         *([model.thinking, json.dumps(model.template_args, sort_keys=True)] if model.tells_template else []),
     ]  # fmt: skip
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from dsrun.options.table import FormatOptions
 
 AUTO = "auto"
 """Data format: told by the file's columns."""
 PROMPT_RESPONSE, ALPACA, SHAREGPT, MESSAGES = "prompt-response", "alpaca", "sharegpt", "messages"
+DOLLY = "dolly"
+"""Alpaca's rows under Dolly's names."""
 TEXT = "text"
 """Plain text, every token of which is trained on."""
 ROLES = {
@@ -23,6 +25,16 @@ TOOLS = {"tool", "tool_response", "function", "function_response", "observation"
 """Roles of messages with what a tool gave back."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that hold its thoughts: DeepSeek's and Qwen3's, newer servers', gpt-oss's."""
+
+
+MEDIA = {"image": "images", "video": "videos", "audio": "sound", "sound": "sound"}
+"""A word in a part's type, or a column's name without its plural -> what it holds beside text."""
+
+
+ONLY_TEXT = "and only text is trained on"
+"""The end of the reason for a row that holds images, videos or sound."""
+EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
+"""Values of a column that a row leaves empty."""
 
 
 class BadRowError(ValueError):
@@ -160,7 +172,16 @@ def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | T
     """The content of a row. data_format: a key of FORMATS. Raises BadRowError where nothing in it can be trained on."""
     if isinstance(row, BadRowError):
         raise row
+    if isinstance(row, dict) and (media := media_of(row, columns)):
+        raise BadRowError(f"holds {media}, {ONLY_TEXT}")
     return row if isinstance(row, TextDocument) else FORMATS[data_format].read(row, columns)
+
+
+def media_of(row: Mapping[str, Any], columns: Columns) -> str:
+    """What a row holds beside text, by its columns: "images" for one that is called image or images, and is filled."""
+    named = ((MEDIA.get(key.lower().removesuffix("s")), key) for key in row if isinstance(key, str))
+    filled = (word for word, key in named if word and key not in columns.names and row[key] not in EMPTY)
+    return next(filled, "")
 
 
 def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
@@ -171,7 +192,18 @@ def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
     return (prompt, response) if all(text.strip() and is_text(text) for text in (prompt, response)) else None
 
 
+def _instructed(row: Mapping[str, Any], columns: Columns) -> Conversation:
+    """An instruction with its response, and what it is about in between, as Dolly's rows have it."""
+    return _alpaca({**row, "input": _first(row, "context", "input")}, columns, answer="response")
+
+
 def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
+    asked, answered = row.get(columns.prompt), row.get(columns.response)
+    if _are_messages(asked) and _are_messages(answered):
+        return _conversation([*asked, *answered], _text(row.get("system")), _tools(row.get("tools")))
+    for value in (asked, answered):
+        if isinstance(value, (list, dict)):
+            raise BadRowError(f"holds something other than text: {_short(value)}")
     for column in columns[:2]:
         _check_filled(row.get(column), column, blanks=columns.blanks)
     history = _history(row.get(columns.history))
@@ -180,12 +212,17 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
 
 
-def _alpaca(row: Mapping[str, Any], columns: Columns) -> Conversation:
-    instruction, extra, output = (_text(row.get(name)) for name in ("instruction", "input", "output"))
+def _are_messages(value: Any) -> TypeGuard[list[Any]]:
+    """Whether a prompt or a response is a list of messages, as TRL's conversational data sets have them."""
+    return isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
+
+
+def _alpaca(row: Mapping[str, Any], columns: Columns, answer: str = "output") -> Conversation:
+    instruction, extra, output = (_text(row.get(name)) for name in ("instruction", "input", answer))
     if not instruction.strip():
         instruction, extra = extra, ""
     _check_filled(instruction, "instruction")
-    _check_filled(output, "output")
+    _check_filled(output, answer)
     system = _text(row.get("system"))
     history = _history(row.get(columns.history))
     return Conversation((*history, Turn(instruction, output, extra if extra.strip() else "")), system)
@@ -244,6 +281,11 @@ FORMATS = {
         _alpaca,
         lambda _: ("instruction", "output"),
         also=lambda columns: ("input", "system", columns.history),
+    ),
+    DOLLY: DataFormat(
+        _instructed,
+        lambda _: ("instruction", "response"),
+        also=lambda columns: ("context", "input", "system", columns.history),
     ),
     TEXT: DataFormat(_document, lambda columns: (columns.text,)),
 }
@@ -377,12 +419,24 @@ def _text(value: Any) -> str:
         value = "".join(part["text"] for part in value)
     if value is None:
         return ""
+    if isinstance(value, list) and (media := next(filter(None, map(_medium, value)), "")):
+        raise BadRowError(f"holds {media}, {ONLY_TEXT}")
     if not isinstance(value, str | int | float):
         raise BadRowError(f"holds something other than text: {_short(value)}")
     text = str(value)
     if not is_text(text):
         raise BadRowError("holds half a character: a lone surrogate")
     return text
+
+
+def _medium(part: Any) -> str:
+    """What a part of a message's content holds beside text, by its type: "images" for image_url, too."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return (
+        next((word for name, word in MEDIA.items() if name in kind.split("_")), "")
+        if isinstance(kind, str)
+        else ""
+    )
 
 
 def _check_filled(value: Any, column: str, *, blanks: bool = False) -> None:

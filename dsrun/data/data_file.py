@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.catalog import closest
+from dsrun.data.column_roles import PROMPTS, RESPONSES, Roles, are_preferences, nearest, roles_of
 from dsrun.data.conversations import (
     AUTO,
+    ONLY_TEXT,
     PROMPT_RESPONSE,
     TEXT,
     BadRowError,
@@ -20,7 +24,7 @@ from dsrun.data.conversations import (
     missing_columns,
     texts_of,
 )
-from dsrun.data.rows import FORMATS, first_rows, format_of, keys_of, kind_of, read_rows
+from dsrun.data.rows import FORMATS, PLAIN, first_rows, format_of, keys_of, kind_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.declare import flag_of
 from dsrun.options.table import FormatOptions
@@ -30,6 +34,12 @@ COLUMN_FLAGS = tuple(
     for name in ("prompt_column", "response_column", "history_column", "text_column")
 )
 """The options that name the fields of Columns."""
+UNNAMED = (FormatOptions.prompt_column, FormatOptions.response_column)
+"""The columns where nobody names any."""
+LOOKED_AT = 20_000
+"""Rows of a file that are looked at before the start; all of them are when they are prepared."""
+MOST_BAD = 0.05
+"""Share of a file's rows that may be left out unasked."""
 
 
 def unusable(path: Path, columns: Columns, data_format: str = AUTO, most: int = 20) -> list[Problem]:
@@ -75,8 +85,20 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         unread = f"no row can be read; the first {rows[0]}"
         return [] if plain else [Problem(unread, where, _other_form(path))]
     names = keys_of(rows)
+    if are_preferences(names) and data_format == AUTO:
+        hint = f"The chosen ones alone are answers: {COLUMN_FLAGS[0]} prompt {COLUMN_FLAGS[1]} chosen."
+        fault = "has chosen and rejected answers, and dsrun trains on answers, not on preferences"
+        return [Problem(fault, where, hint)]
     kind = data_format if data_format != AUTO else detect(names, columns) or PROMPT_RESPONSE
-    if absent := missing_columns(names, kind, columns):
+    absent = missing_columns(names, kind, columns)
+    if (
+        kind == PROMPT_RESPONSE
+        and len(absent) == 2
+        and tuple(columns.names[:2]) == UNNAMED
+        and len(names) > 1
+    ):
+        return [_unknown_roles(names, where)]
+    if absent:
         read_in = " in its first line" if kind_of(path) == "csv" else ""
         return [
             Problem(
@@ -86,7 +108,82 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
             )
             for column in absent
         ]
+    if media := next(filter(None, (_media(row, kind, columns) for row in good)), ""):
+        return [Problem(media, where, "Train on rows of text alone: leave out those that need more.")]
     return [] if (why := _all_bad(good, kind, columns)) is None else [Problem(why, where)]
+
+
+def _media(row: dict[str, Any], kind: str, columns: Columns) -> str:
+    """Why a row that holds more than text can't be trained on; empty where it is text alone."""
+    try:
+        content_of(row, kind, columns)
+    except BadRowError as error:
+        return str(error) if str(error).endswith(ONLY_TEXT) else ""
+    return ""
+
+
+def _unknown_roles(names: list[str], where: str) -> Problem:
+    """The problem of a file of which nobody knows what is asked and what is answered."""
+    known = roles_of(names)
+    prompt = known.prompt or nearest(names, PROMPTS) or "COLUMN"
+    response = known.response or nearest([name for name in names if name != prompt], RESPONSES) or "COLUMN"
+    fault = f"which columns are prompts and responses isn't plain; there are: {', '.join(names)}"
+    near = "Did you mean: " if "COLUMN" not in (prompt, response) else "Name them: "
+    hint = f"{near}{COLUMN_FLAGS[0]} {quote(prompt)} {COLUMN_FLAGS[1]} {quote(response)}"
+    return Problem(fault, where, f"{hint}; plain text: {COLUMN_FLAGS[3]} NAME.")
+
+
+def roles_in(path: Path, columns: Columns, data_format: str = AUTO) -> Roles | None:
+    """The columns that a file's rows show by their names to be prompts and responses, where no format is known by its
+    own; None where one is, or the names don't show it.
+
+    A column of text beside one of answers or classes is a prompt: as plain text the answers would be dropped.
+    """
+    try:
+        there = os.path.isfile(path)  # noqa: PTH113  (a name that is too long is no error here)
+        names = keys_of(first_rows(path)) if there and kind_of(path) != PLAIN else []
+    except DsrunError:
+        return None  # which the check of the file says
+    found = detect(names, columns)
+    if data_format not in (AUTO, PROMPT_RESPONSE) or are_preferences(names) or columns[:2] != UNNAMED:
+        return None
+    if found not in (None, TEXT) and (data_format == AUTO or found == PROMPT_RESPONSE):
+        return None
+    known = roles_of(names)
+    return known if known.both else None
+
+
+class BadRows(NamedTuple):
+    """Rows that can't be trained on, among those that were looked at."""
+
+    read: int
+    bad: int
+    why: tuple[tuple[str, int], ...]
+    """The kinds of faults with their counts, the most frequent first."""
+
+    @property
+    def words(self) -> str:
+        """In words: "75 of 100 rows can't be trained on (75 is not JSON)"."""
+        reasons = ", ".join(f"{count:,} {kind}" for kind, count in self.why[:3])
+        return f"{self.bad:,} of {self.read:,} rows can't be trained on ({reasons})"
+
+    @property
+    def too_many(self) -> bool:
+        """Whether they are more than may be left out unasked."""
+        return self.bad > MOST_BAD * self.read
+
+
+def bad_rows(path: Path, columns: Columns, data_format: str = AUTO) -> BadRows:
+    """The bad rows among a file's first LOOKED_AT. Raises DsrunError for a file that can't be read."""
+    kind = format_of(path, columns, data_format)
+    why: Counter[str] = Counter()
+    read = 0
+    for read, (_, row) in enumerate(islice(read_rows(path), LOOKED_AT), 1):  # noqa: B007 (the last one counts)
+        try:
+            content_of(row, kind, columns)
+        except BadRowError as error:
+            why[error.kind] += 1
+    return BadRows(read, sum(why.values()), tuple(why.most_common()))
 
 
 def _other_form(path: Path) -> str:

@@ -122,10 +122,9 @@ def kind_of(path: Path) -> str:
     """How a file is read, by its ending: a value of FORMATS. Raises DsrunError for another ending."""
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
-        known = ", ".join(FORMATS)
-        raise DsrunError(
-            f"unknown kind of data file {path.suffix!r}", where=str(path), hint=f"Known: {known}"
-        )
+        sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
+        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}Known: {', '.join(FORMATS)}"
+        raise DsrunError(f"unknown kind of data file {path.suffix!r}", where=str(path), hint=hint)
     return kind
 
 

@@ -45,6 +45,8 @@ class SequenceLengths:
     longest: int
     cut: float
     """Share of rows that are longer than the limits."""
+    percentiles: tuple[int, ...] = ()
+    """Tokens of the shortest row, of that which 1 % are no longer than, and so on to the longest: 101 numbers."""
 
 
 def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
@@ -64,7 +66,7 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
             wanted = [(next(questions) + SPECIALS, next(answers) + 1) for _ in conversation.turns]
-            if len(wanted) > 1:
+            if len(wanted) > 1 or data.max_length:
                 cut += sum(map(sum, wanted)) > source + target
                 lengths.append(min(sum(map(sum, wanted)), source + target))
             else:
@@ -77,8 +79,9 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     lengths.sort()
     count = len(lengths)
     return SequenceLengths(
-        count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count
-    )
+        count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count,
+        tuple(lengths[(count - 1) * percent // 100] for percent in range(101)),
+    )  # fmt: skip
 
 
 class ExampleLength(NamedTuple):
@@ -90,9 +93,10 @@ class ExampleLength(NamedTuple):
     """Tokens of the last response with its end mark."""
     turns: int = 1
 
-    def cut(self, source: int, target: int) -> bool:
-        """Whether these limits shorten the example. Several turns share their sum (dsrun/training/data/prompts.py)."""
-        if self.turns > 1:
+    def cut(self, source: int, target: int, *, shared: bool = False) -> bool:
+        """Whether these limits shorten the example. Several turns share their sum (dsrun/training/data/prompts.py), and
+        so do prompt and response where one limit is given for both (shared)."""
+        if self.turns > 1 or shared:
             return self.prompt + self.response > source + target
         return self.prompt > source or self.response > target
 
@@ -132,6 +136,12 @@ def fitting(lengths: Sequence[ExampleLength], positions: int | None) -> tuple[in
         target = min(target, max(positions // 2, positions - source))
         source = positions - target
     return source, target
+
+
+def fitting_together(lengths: Sequence[ExampleLength]) -> int:
+    """The limit of prompt and response together that COVERED_SHARE of the examples keep to."""
+    place = math.ceil(len(lengths) * COVERED_SHARE) - 1
+    return _rounded(sorted(length.prompt + length.response for length in lengths)[place])
 
 
 def _rounded(tokens: int) -> int:

@@ -56,8 +56,15 @@ PENDING = (
 
 
 def nvidia_gpus() -> dict[str, Any]:
-    """The GPUs and their processes as nvidia-smi shows them; on_bus: how many the PCI bus has, driver or not."""
-    facts: dict[str, Any] = {"driver": None, "gpus": [], "processes": [], "on_bus": _on_bus()}
+    """The GPUs and their processes as nvidia-smi shows them; on_bus: how many the PCI bus has, driver or not;
+    of_driver: how many the kernel module has, which are more where one has fallen off."""
+    facts: dict[str, Any] = {
+        "driver": None,
+        "gpus": [],
+        "processes": [],
+        "on_bus": _on_bus(),
+        "of_driver": len(list(DRIVER.glob("gpus/*"))),
+    }
     if not shutil.which("nvidia-smi"):
         return {**facts, "tool": False}
     fields = "--query-gpu=index,name,uuid,memory.total,memory.used,driver_version"
@@ -140,7 +147,7 @@ def _owner(pid: str) -> str | None:
 
 
 def _on_bus() -> int:
-    """How many of NVIDIA's GPUs the PCI bus has: more than nvidia-smi shows where one has fallen off."""
+    """How many of NVIDIA's GPUs the PCI bus has, those of other containers and virtual machines included."""
     return sum(
         text_of(device / "vendor").strip() == NVIDIA and text_of(device / "class").startswith(DISPLAY_CLASSES)
         for device in PCI_DEVICES.glob("*")

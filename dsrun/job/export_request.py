@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.job.job import Job
-from dsrun.job.layout import ADAPTER, MODEL, ORIGINAL
-from dsrun.options.table import NO_EXPORT, WRITTEN_FORMATS
+from dsrun.job.layout import ADAPTER, MODEL, ORIGINAL, TEXT_MODEL
+from dsrun.options.table import NO_EXPORT, TEXT_FORMAT, WRITTEN_FORMATS
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:
     """Folders that a job's end writes, by kind, the one to look into first at the beginning.
 
     "model": the trained model, or the one that LoRA was trained on with it merged. "adapter": what was trained beside
-    the model. "model-chatglm": the model in the format that it came in. None at all where no model is asked for.
+    the model. "model-chatglm": the model in the format that it came in. "model-text": the text part of a checkpoint
+    that has more, by itself. None at all where no model is asked for.
     """
     if job.training.export_format == NO_EXPORT:
         return {}
@@ -38,6 +39,8 @@ def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:
         kinds = [MODEL, *kinds]
         if job.training.export_format == "chatglm":
             kinds.append(ORIGINAL)
+        if job.training.export_format == TEXT_FORMAT:
+            kinds.append(TEXT_MODEL)
     return {kind: run_dir / kind for kind in kinds}
 
 

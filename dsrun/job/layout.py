@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 JOB = "job.json"
+RUN_FILE = "run.toml"
+"""The run's options as a run file: for the same with another value, here or elsewhere."""
 SECRETS = "secrets.json"
 """Values that job.json hides, with their places: readable for its owner alone."""
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
@@ -22,7 +24,7 @@ LAST_FROM_STEPS = 20
 """Steps from which a run writes a checkpoint of its last step; a shorter run is sooner done again."""
 SAVE_REQUEST, STOP_WORD = "state/save", "stop"
 """A file that asks the ranks for a checkpoint after this step; with the word "stop" in it, training ends there."""
-MODEL, ADAPTER, ORIGINAL, BEST = "model", "adapter", "model-chatglm", "best"
+MODEL, ADAPTER, ORIGINAL, TEXT_MODEL, BEST = "model", "adapter", "model-chatglm", "model-text", "best"
 """Folders of a run's results; best: the model of the lowest evaluation loss."""
 SUPERVISOR = "DSRUN_SUPERVISOR_PID"
 """The process whose end ends the ranks of its host; unset when the command is run by hand."""

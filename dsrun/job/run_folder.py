@@ -1,6 +1,6 @@
 """A job's folder on disk: what lies where, who holds it, and what state it is in.
 
-job.json  secrets.json  deepspeed.json  command.sh  environment.json
+job.json  secrets.json  run.toml  deepspeed.json  command.sh  environment.json
 prepare.log  logs/launcher.log  logs/launcher-N.log  logs/agents.log  logs/rank-N.log
 events.jsonl  metrics.jsonl  state/rank-N.json  run.json
 checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png

@@ -6,7 +6,8 @@ Their configs are read and checked here, without torch; dsrun/training/models/ad
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ PLAIN_LORA: dict[str, tuple[object, ...]] = {
     "lora_bias": (False, None),
 }
 """Fields of PEFT's LoraConfig that must have one of these values: with another one it is more than plain LoRA."""
+INSIDE = re.compile(r"[\w\\.]+\\\.\(\.\*\\\.\)\?\((?P<names>[\w|]+)\)")
+"""The form of what `inside` writes."""
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX_WEIGHTS = ("pytorch_model.bin", "model.safetensors", "pytorch_model.safetensors")
 
@@ -51,6 +54,11 @@ class Adapter:
     """Its config, under the names of PeftOptions; empty without a config of its own."""
     base: str | None = None
     """The place of the model that it was trained on, if known."""
+
+
+def inside(path: str, names: Sequence[str]) -> str:
+    """Layers of these names inside a module, as a pattern for PEFT's target_modules."""
+    return rf"{re.escape(path)}\.(.*\.)?({'|'.join(names)})"
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -104,6 +112,8 @@ def _with_config(path: Path) -> Adapter:
     targets, tensors = config.get("target_modules"), config.get("target_parameters") or []
     if targets == "all-linear":
         targets = [ALL]
+    if isinstance(targets, str) and (parts := INSIDE.fullmatch(targets)):
+        targets = parts["names"].split("|")
     if tensors:
         targets = [*(targets or []), *tensors] if isinstance(targets or [], list) else None
     fields = {

@@ -1,12 +1,13 @@
 """The catalogue: presets/models/*.toml, each one model, or a family with a table [sizes.NAME] for each of its models.
 
 A family's model is called FILE-NAME. Its table comes before the keys that the file has for all; [architecture] and
-[defaults] are put together key by key.
+[defaults] are put together key by key, and so are the tables in them.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,11 +90,21 @@ def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
     return sorted(models, key=lambda model: model.parameters)
 
 
+def _files_here() -> list[str]:
+    """Files of the folder that the command is given in."""
+    try:
+        return [entry.name for entry in os.scandir() if entry.is_file()]
+    except OSError:
+        return []
+
+
 def load_model_file(name: str) -> ModelFile:
     """The model of that name. Raises DsrunError for an unknown name or a bad file."""
     path = find(name)
     if path is None:
-        hint = catalog.suggestion(name, names(), "See them all: dsrun models")
+        near = catalog.closest(name, _files_here()) if "." in name else None
+        hint = f"Did you mean the file {near}?" if near else ""
+        hint = hint or catalog.suggestion(name, names(), "See them all: dsrun models")
         raise DsrunError(f"unknown model {name!r}", hint=hint)
     return _read(name, path)
 
@@ -147,8 +158,22 @@ def _of_size(family: Mapping[str, Any], size: str, path: Path) -> dict[str, Any]
         table.setdefault("summary", f"{family['summary']} {size.upper()}")
     for key in MERGED:
         if isinstance(shared.get(key), dict) and isinstance(own.get(key, {}), dict):
-            table[key] = {**shared[key], **own.get(key, {})}
+            table[key] = _merged(shared[key], own.get(key, {}))
     return {**shared, **table}
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with another's values before its own; tables in both are merged likewise: a config's parts."""
+    both = {
+        key: _merged(shared[key], own[key])
+        for key in shared.keys() & own.keys()
+        if _tables(shared[key], own[key])
+    }
+    return {**shared, **own, **both}
+
+
+def _tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _check(table: Mapping[str, Any], path: Path) -> None:

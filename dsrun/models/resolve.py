@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DAMAGE, DsrunError, Problem, raise_all
 from dsrun.files import explained, read_json_object
-from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
+from dsrun.models import chatglm, gguf_file, hub, model_files, multimodal, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
 from dsrun.models.model_files import ModelFile
+from dsrun.options.table import TEXT_FORMAT
 
 if TYPE_CHECKING:
     from dsrun.job.job import ModelSpec
@@ -38,7 +41,7 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
             raise DsrunError(
                 f"MODEL is a path ({name}) and --model-path is given too", hint="Give the path once."
             )
-        return _from_path(Path(name), Path(name).name, None, training=training), {}
+        return _from_path(Path(name), _name_of(Path(name)), None, training=training), {}
     if model_path is not None:
         if model is None:
             return _from_path(model_path, name, None, training=training), {}
@@ -83,15 +86,15 @@ def config_of(name: str) -> tuple[dict[str, Any], str, ModelFile | None]:
     """
     model, repository = _known(name)
     if model:
-        return model.architecture, str(model.path), model
+        return multimodal.completed(model.architecture), str(model.path), model
     if repository:
-        return repository_config(repository), str(repository), None
+        return multimodal.completed(repository_config(repository)), str(repository), None
     path = Path(name).expanduser()
     _check_there(path, name)
     with explained("can't be read", hint=READABLE_HINT):
         if path.is_dir() and not (path / "config.json").is_file():
             raise DsrunError("holds no config.json", where=name, hint=_instead_of_a_config(path))
-        return read_config(path), str(path), None
+        return multimodal.completed(read_config(path)), str(path), None
 
 
 def repository_config(repository: hub.Repository) -> dict[str, Any]:
@@ -108,19 +111,42 @@ def check_export_format(spec: ModelSpec, wanted: str) -> None:
             where="--export-format",
             hint="Leave the option out: RUN/model loads with transformers.",
         )
+    if wanted == TEXT_FORMAT and (why := multimodal.no_text_model(architecture(spec))):
+        raise DsrunError(
+            f"{spec.name} {why}", where="--export-format", hint="Leave it out: RUN/model is the whole model."
+        )
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """The model's transformers config as far as it is known before anything is loaded."""
+    """The model's transformers config as far as it is known before anything is loaded; see `multimodal.completed`."""
     if spec.source == "folder":
-        return read_json_object(Path(spec.location) / "config.json")
-    return spec.architecture
+        return multimodal.completed(read_json_object(Path(spec.location) / "config.json"))
+    return multimodal.completed(spec.architecture)
+
+
+def folder_of(spec: ModelSpec) -> Path | None:
+    """The model's own folder in transformers' format; None where it has none yet."""
+    return Path(spec.location) if spec.source == "folder" else None
 
 
 def positions_of(spec: ModelSpec) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
-    positions = architecture(spec).get("max_position_embeddings")
+    positions = multimodal.text_config(architecture(spec)).get("max_position_embeddings")
     return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def _name_of(path: Path) -> str:
+    """The name of a model in a folder or file: that of the run's model where it is a run's result."""
+    from dsrun.job.job import Job
+    from dsrun.job.layout import BEST, JOB, MODEL, ORIGINAL
+
+    whole = path.expanduser().absolute()
+    if whole.name in (MODEL, BEST, ORIGINAL) and (whole.parent / JOB).is_file():
+        try:
+            return Path(Job.read_shown(whole.parent / JOB).model.name).name
+        except (DsrunError, OSError):
+            return whole.name  # a run that can't be read is no matter of its model
+    return whole.name
 
 
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
@@ -177,8 +203,13 @@ def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
     _check_weights(path)
     _check_pointers(path)
     _check_whole(path)
+    raise_all(_text_problems(path, config))
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+        raise DsrunError(
+            "holds no tokenizer",
+            where=str(path),
+            hint=f"Copy it from the model that this one was made of: {', '.join(TOKENIZER_FILES)}.",
+        )
     return config
 
 
@@ -234,6 +265,42 @@ def _check_whole(path: Path) -> None:
     raise_all(problems)
 
 
+EMBEDDING = "embed_tokens.weight"
+"""The end of the name of a text part's embedding."""
+
+
+def _text_problems(path: Path, config: Mapping[str, Any]) -> list[Problem]:
+    """Problems of a folder with weights of another text part than its config's, by their headers alone.
+
+    Reading all names and shapes would need torch, and comes when the model is loaded: here the sizes are compared that
+    tell one model of a family from another.
+    """
+    if not multimodal.way(config):
+        return []
+    text = multimodal.text_config(config)
+    shapes = {
+        name: tuple(entry["shape"])
+        for file in sorted(path.glob("*.safetensors"))
+        for name, entry in header_of(file)
+    }
+    embeddings = [name for name in shapes if name.endswith(EMBEDDING)]
+    wanted = (text.get("vocab_size"), text.get("hidden_size"))
+    if not embeddings or None in wanted:
+        return []
+    hint = "Do config.json and the weights come from one model? Download both again."
+    name = next((name for name in embeddings if shapes[name] == wanted), None)
+    if name is None:
+        other = embeddings[0]
+        fault = f"{other} has shape {list(shapes[other])}, and the text part in config.json {list(wanted)}"
+        return [Problem(fault, str(path), hint)]
+    layer = re.compile(re.escape(name.removesuffix(EMBEDDING)) + r"layers\.(\d+)\.")
+    layers = len({match[1] for name in shapes if (match := layer.match(name))})
+    if layers == text.get("num_hidden_layers"):
+        return []
+    fault = f"has the text weights of {layers} layers, and config.json says {text.get('num_hidden_layers')}"
+    return [Problem(fault, str(path), hint)]
+
+
 HEADER_BYTES = 100_000_000
 """The largest header of a safetensors file, as its own library has it."""
 
@@ -241,15 +308,21 @@ HEADER_BYTES = 100_000_000
 def safetensors_bytes(file: Path) -> int | None:
     """The length of a safetensors file by its header (8 bytes of length, JSON, tensors); None where that is cut,
     too."""
+    try:
+        ends = [entry["data_offsets"][1] for _, entry in header_of(file)]
+    except DAMAGE:
+        return None
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+    return 8 + length + max(ends, default=0)
+
+
+def header_of(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The tensors of a safetensors file: name, and dtype, shape and place. Raises one of DAMAGE where it is cut."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         text = opened.read(length) if length <= min(file.stat().st_size, HEADER_BYTES) else b""
-    try:
-        header = json.loads(text)
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except DAMAGE:
-        return None
-    return 8 + length + max(ends, default=0)
+    return [(name, entry) for name, entry in json.loads(text).items() if name != "__metadata__"]
 
 
 POINTER = b"version https://git-lfs.github.com/spec/"

@@ -7,17 +7,16 @@ from typing import Any
 
 from dsrun import packages
 from dsrun.errors import DsrunError
-from dsrun.models import chatglm, transformers_code
+from dsrun.models import chatglm, multimodal, transformers_code
 
 TEXT_ONLY = (
-    "dsrun trains text models: take the text-only model of the family, such as Qwen/Qwen3-4B for Qwen3-VL."
+    "dsrun trains text models, and the text part of a model of more where transformers computes it alone: take a "
+    "text-only model, such as Qwen/Qwen3-4B."
 )
 SENSES = {
     "vision": "images", "image": "images", "video": "images", "visual": "images", "audio": "sound", "speech": "sound",
 }  # fmt: skip
 """Words in the names of a config's parts -> what such a part reads."""
-PARTS = ("_config", "_encoder", "_tower")
-"""Endings of the names of such parts."""
 OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "RewardModel")
 """Ends of the names of classes without an output over the vocabulary."""
 METHODS = {
@@ -67,9 +66,11 @@ def _original(config: Mapping[str, Any]) -> str:
 def _other_kind(config: Mapping[str, Any], model_type: str) -> tuple[str, str] | None:
     """The kind of a model that is no causal language model of transformers', and a hint."""
     reads = sorted({medium for key, value in config.items() if (medium := _sense(key, value))})
+    if multimodal.way(config):  # its text part is trained
+        return None
     # The config's own words before transformers' tables: a new family isn't in them, but says "vision_config".
     if reads:
-        return f"is a model of {' and '.join(reads)} ({model_type})", TEXT_ONLY
+        return f"is a model of {' and '.join(reads)} ({model_type}){_why(model_type)}", TEXT_ONLY
     if _listed(model_type, *transformers_code.SPEECH):
         return f"is a model of sound ({model_type})", TEXT_ONLY
     if config.get("is_encoder_decoder") or _listed(model_type, transformers_code.ENCODER_DECODER):
@@ -88,8 +89,15 @@ def _other_kind(config: Mapping[str, Any], model_type: str) -> tuple[str, str] |
     return _unknown(config, model_type)
 
 
+def _why(model_type: str) -> str:
+    """The inputs beside text that a model's class must have, in words."""
+    name = transformers_code.causal_class(model_type) or transformers_code.multimodal_class(model_type)
+    needed = transformers_code.required_inputs(model_type, name) if name else ()
+    return f", which computes nothing without {', '.join(needed)}" if needed else ""
+
+
 def _sense(key: str, value: object) -> str | None:
-    if not value or not key.endswith(PARTS):
+    if not value or not key.endswith(multimodal.PARTS):
         return None
     return next((medium for word, medium in SENSES.items() if word in key.split("_")), None)
 

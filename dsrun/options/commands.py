@@ -9,6 +9,7 @@ from dsrun.options.table import (
     PRECISIONS,
     TARGETS,
     WRITTEN_FORMATS,
+    AsyncSaveOptions,
     BatchOptions,
     CheckpointOptions,
     ComputeOptions,
@@ -25,6 +26,7 @@ from dsrun.options.table import (
     JsonOptions,
     LengthOptions,
     ModelOptions,
+    OptimizerArguments,
     OptimizerOptions,
     OutputOptions,
     OverrideOptions,
@@ -32,6 +34,7 @@ from dsrun.options.table import (
     PeftOptions,
     PrecisionOptions,
     RestoreOptions,
+    RowOptions,
     SaveOnStopOptions,
     ScheduleOptions,
     StartOptions,
@@ -48,10 +51,10 @@ from dsrun.options.table import (
 
 
 class FinetuneOptions(
-    ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, EvalFileOptions, FormatOptions,
+    ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, RowOptions, EvalFileOptions, FormatOptions,
     LengthOptions, TokenizerOptions, TemplateOptions, EncodingOptions, StepOptions, TokenBatchOptions, OptimizerOptions,
-    PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions,
-    TrackerOptions, OverrideOptions,
+    OptimizerArguments, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions,
+    CheckpointOptions, TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
     RestoreOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
@@ -99,13 +102,15 @@ class ResumeOptions(
     )
 
 
-class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):
+class RerunOptions(FinetuneOptions):
     """Run.
 
-    The options of `dsrun rerun`.
+    The options of `dsrun rerun`: those of finetune, each with the run's own value where nothing is said.
     """
 
-    output_dir: Path | None = option(None, "The new run's folder.", default_text="beside RUN")
+    output_dir: Path | None = again(
+        OutputOptions, "output_dir", help="The new run's folder.", default_text="beside RUN"
+    )
 
 
 class ConfigOptions(OptionGroup):
@@ -156,6 +161,9 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     explain: bool = option(False, "Each value: where it came from and what it does.")
     copy_to: str | None = option(
         None, "Copy the preset's own file to DIR/presets, to edit it.", flags=("--copy",), metavar="DIR"
+    )
+    from_file: str | None = option(
+        None, "Write the preset that FILE, a DeepSpeed config, comes to.", flags=("--from",), metavar="FILE"
     )
     output: str | None = option(None, "Write the config to a file.", flags=("-o", "--output"), metavar="FILE")
     force: bool = option(False, "Let -o and --copy replace a file.")
@@ -222,6 +230,31 @@ class LaunchOptions(
     )
 
 
+class ImportOptions(OptionGroup):
+    """Import.
+
+    The options of `dsrun import`.
+    """
+
+    gpus: int | None = option(
+        None,
+        "Ranks of the job, where a step counts packed rows.",
+        at_least=1,
+        default_text="what a script says, else 1",
+    )
+    dataset_dir: Path | None = option(
+        None,
+        "LLaMA-Factory: the folder with dataset_info.json.",
+        metavar="DIR",
+        default_text="the file's, or data",
+    )
+    output: Path | None = option(
+        None, "The run file.", flags=("-o", "--output"), metavar="RUN.toml", default_text="stdout"
+    )
+    force: bool = option(False, "Replace that file.")
+    as_json: bool = option(False, "Print what became of each argument as JSON.", flags=("--json",))
+
+
 class SubmitOptions(OptionGroup):
     """Submission.
 
@@ -258,6 +291,25 @@ class BoardOptions(OptionGroup):
     )  # fmt: skip
 
 
+class TuneOptions(JsonOptions):
+    """Tuning.
+
+    The options of `dsrun tune`, which has finetune's beside them.
+    """
+
+    trials: int = option(8, "Runs at most.", at_least=1, at_most=1000)
+    trial_steps: int = option(
+        8, "Steps of a short one; the faster half is tried again with twice as many.", at_least=3
+    )
+    folder: Path = option(
+        Path("tuned"), "What is tried and found stays there; the same command goes on with it."
+    )
+    knobs: tuple[str, ...] = option(
+        (), "One more option of finetune and the values to try (repeat for more).", flags=("--knob",),
+        metavar="NAME=A,B",
+    )  # fmt: skip
+
+
 class ReportOptions(OptionGroup):
     """Report.
 
@@ -275,7 +327,7 @@ LONGEST = 100_000_000
 
 class PlanOptions(
     HardwareOptions, StepOptions, TokenBatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions,
-    PeftOptions, ComputeOptions,
+    PeftOptions, ComputeOptions, AsyncSaveOptions,
 ):  # fmt: skip
     """Plan.
 
@@ -327,15 +379,33 @@ class PlanOptions(
         above=0,
         metavar="MONEY",
     )
+    trainer: str = option(
+        "dsrun", "Who trains: dsrun, hf, trl, llama-factory, ms-swift, axolotl, torchtune (presets/trainers).",
+        metavar="NAME",
+    )  # fmt: skip
     layouts: bool = option(
         False, "Compare layouts of data, tensor, sequence and pipeline parallelism over all GPUs."
     )
+    cards: tuple[str, ...] = option(
+        (), "Compare this kind of GPU, too: all, or a price for an hour behind its name (repeat for more).",
+        flags=("--card",), metavar="NAME[=PRICE]",
+    )  # fmt: skip
+    lengths: bool = option(
+        False, "Memory by the length of an example, and the longest that fits; --plot draws it."
+    )
+    timeline: bool = option(False, "The first plan's memory over a step.")
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
+    trace: bool = option(
+        True,
+        "Trace the model for the best plans, on tensors without data; without it the formulas alone count.",
+        variable="DSRUN_TRACE",
+        default_text="on, unless $DSRUN_TRACE is 0",
+    )
     measure: bool = option(
         False,
-        "Train a few steps on one GPU of this machine, with two micro batches, and plan with what they took.",
+        "Train a few steps on one GPU or CPU rank here, with two micro batches, and plan with what they took.",
     )
     calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")
     as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))
@@ -350,7 +420,10 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     prompt: str | None = option(
         None, "One question, one answer; -: the question is what stdin holds.", metavar="TEXT"
     )
-    system: str | None = option(None, "What the model is told before the conversation.", metavar="TEXT")
+    system: str | None = option(
+        None, "What the model is told before the conversation.", metavar="TEXT",
+        default_text="the text that all of the run's training rows had",
+    )  # fmt: skip
     max_new_tokens: int = option(512, "Tokens of an answer, at most.", at_least=1)
     seed: int | None = option(None, "Decides what is drawn.", at_least=0)
     adapter: Path | None = option(
@@ -368,7 +441,7 @@ class ExportOptions(RestoreOptions, JsonOptions):
         None, "The new folder.", flags=("-o", "--output"), metavar="DIR", default_text="model/ in RUN"
     )
     export_format: str | None = option(
-        None, "chatglm: the format that the model came in. adapter: not the merged model.",
+        None, "chatglm: the format that the model came in. text: the text model alone. adapter: not the merged model.",
         choices=WRITTEN_FORMATS, default_text="the run's",
     )  # fmt: skip
     push: str | None = option(
@@ -395,6 +468,7 @@ class EvaluateOptions(
     data_format: str = again(
         FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
     )
+    max_length: int | None = again(LengthOptions, "max_length", default_text="the run's")
     max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 512")
     max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 512")
     limit: int | None = option(None, "Only the first N examples.", at_least=1, metavar="N")

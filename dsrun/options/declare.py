@@ -33,8 +33,11 @@ KEY = "option"
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
 PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
-"""Kinds of text that may be a path: always; where it holds a slash or ends in .toml; where it ends in .txt."""
+"""Kinds of text that may be a path: always; where it holds a slash or ends in one of FILE_SUFFIXES; where it ends in
+.txt."""
 LIST_SUFFIX = ".txt"
+FILE_SUFFIXES = (".toml", ".json", ".json5", ".jsonc", ".hjson")
+"""Endings of what NAME_OR_PATH takes for a file: dsrun's own, and a DeepSpeed config's."""
 T = TypeVar("T")
 
 
@@ -62,6 +65,8 @@ class Option:
     """Whether --help shows it; --help-all shows all."""
     path: str = ""
     """For a text that may be a path: PATH, NAME_OR_PATH or LIST_OR_FILE. A run file's paths are relative to it."""
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Other tools' words for a value, also for one of several with commas between them -> dsrun's."""
     command_line_only: bool = False
     """Whether it says how a command is to go this time only. A run file has no such keys."""
 
@@ -230,6 +235,8 @@ class Entry:
         if self.repeated:
             values = value if isinstance(value, (list, tuple)) else (value,)
             return tuple(map(self.kind, values))
+        if isinstance(value, str) and self.option.synonyms:
+            value = ",".join(self.option.synonyms.get(part.strip(), part) for part in value.split(","))
         return value if value is None else self.kind(value)
 
 

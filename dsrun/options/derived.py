@@ -326,6 +326,37 @@ def by_recipe(known: Resolved[FinetuneOptions]) -> Layer:
     return Layer(Source.REFERENCE_RECIPE, recipe, "--official")
 
 
+def halves(max_length: int) -> dict[str, object]:
+    """The two limits of examples whose prompt and response share one: each may take what the other leaves."""
+    target = max_length // 2
+    return {"max_source_length": max_length - target, "max_target_length": target}
+
+
+def by_max_length(known: Resolved[FinetuneOptions]) -> Layer:
+    """The layer of --max-length: both limits, halves of it. A limit for one of the two by a stronger source wins.
+
+    Raises DsrunError where the same source gives both.
+    """
+    options = known.options
+    if options.max_length is None:
+        return NOTHING
+    own, flag = known.source("max_length"), flag_of(FinetuneOptions, "max_length")
+    if options.official:
+        raise DsrunError(
+            "--official has a limit for prompts and one for responses", where=flag, hint="Leave one out."
+        )
+    strongest = max(("max_source_length", "max_target_length"), key=known.source)
+    if known.source(strongest) == own >= Source.RUN_FILE:
+        raise DsrunError(
+            f"and {flag_of(FinetuneOptions, strongest)} limit the same tokens",
+            where=flag,
+            hint="Give one of them.",
+        )
+    if known.source(strongest) > own:
+        return Layer.settled({"max_length": None}, str(known.origins[strongest]))
+    return Layer.settled(halves(options.max_length), f"{flag} {options.max_length}, for both")
+
+
 RATES = {
     "WarmupLR": "warmup_max_lr",
     "WarmupDecayLR": "warmup_max_lr",

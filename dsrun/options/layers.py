@@ -30,13 +30,17 @@ class Source(enum.IntEnum):
     REFERENCE_RECIPE = 4
     CLUSTER_FILE = 5
     LAB_PRESET = 6
-    RUN_FILE = 7
-    ENVIRONMENT = 8
-    COMMAND_LINE = 9
+    KEPT = 7
+    """A run file's, of a value that dsrun wrote there because it decides what is trained: nobody asked for it."""
+    RUN_FILE = 8
+    ENVIRONMENT = 9
+    COMMAND_LINE = 10
 
     @property
     def words(self) -> str:
         """The name in words: "model file"."""
+        if self is Source.KEPT:
+            return "kept in the run file"
         return self.name.lower().replace("_", " ").replace("built in", "built-in default")
 
 

@@ -6,8 +6,12 @@ that steps each weight by itself is an entry here and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dsrun.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,119 @@ OPTIMIZERS = {
 }  # fmt: skip
 TYPES = {kind: name for name, optimizer in OPTIMIZERS.items() for kind in optimizer.types}
 """An optimizer section's type in small letters -> the option's name for it; others are the config's own affair."""
+PARAMS = "optimizer.params."
+"""The beginning of the paths of an optimizer's arguments in a DeepSpeed config."""
+BETAS = {"lion": (0.9, 0.99)}
+"""Both betas of an optimizer, where they aren't (0.9, 0.999)."""
+
+
+class GivenArguments(Protocol):
+    """The options that arguments of the optimizer are given by."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+    @property
+    def adam_beta1(self) -> float | None: ...
+    @property
+    def adam_beta2(self) -> float | None: ...
+    @property
+    def adam_epsilon(self) -> float | None: ...
+    @property
+    def momentum(self) -> float | None: ...
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+
+
+FLAGS = {
+    "weight_decay": "--weight-decay", "betas": "--adam-beta1 and --adam-beta2", "eps": "--adam-epsilon",
+    "momentum": "--momentum",
+}  # fmt: skip
+"""An argument -> the options that give it, in messages."""
+
+
+def given_arguments(options: GivenArguments) -> dict[str, Any]:
+    """The arguments that options other than --set give, by the optimizer's own names."""
+    first, second = BETAS.get(options.optimizer, (0.9, 0.999))
+    betas = (options.adam_beta1, options.adam_beta2)
+    values = {
+        "weight_decay": options.weight_decay,
+        "betas": None if betas == (None, None) else [_or(betas[0], first), _or(betas[1], second)],
+        "eps": options.adam_epsilon,
+        "momentum": options.momentum,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def made_by_ranks(name: str) -> bool:
+    """Whether the ranks make it; else DeepSpeed does, from the config's section."""
+    return name in OPTIMIZERS and bool(OPTIMIZERS[name].made_by)
+
+
+def apart(options: GivenArguments) -> dict[str, Any]:
+    """Arguments that the config's optimizer section, which is AdamW's as a rule, has no place for, --set's among them:
+    all of an optimizer that the ranks make, and Muon's momentum."""
+    names = _apart_names(options.optimizer)
+    by_set = {name: _value(text) for name, text, _ in _of_optimizer(options.overrides) if name in names}
+    own = {name: value for name, value in given_arguments(options).items() if name in names}
+    return by_set | own
+
+
+def texts_for_config(options: GivenArguments) -> tuple[str, ...]:
+    """--set's texts for the DeepSpeed config: the given ones, and the optimizer's arguments that have options."""
+    names = _apart_names(options.optimizer)
+    gone = {whole for name, _, whole in _of_optimizer(options.overrides) if name in names}
+    own = {name: value for name, value in given_arguments(options).items() if name not in names}
+    return (
+        *(text for text in options.overrides if text not in gone),
+        *(f"{PARAMS}{name}={json.dumps(value)}" for name, value in own.items()),
+    )
+
+
+def _apart_names(optimizer: str) -> frozenset[str]:
+    """The learning rate is none of them: it is an option of its own, and --set may not contradict that."""
+    if optimizer == MUON:
+        return frozenset({"momentum"})
+    return frozenset(OPTIMIZERS[optimizer].takes) - {"lr"} if made_by_ranks(optimizer) else frozenset()
+
+
+def _of_optimizer(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Of each text of --set that is an argument of the optimizer: its name, its value, and the whole text."""
+    for text in texts:
+        path, _, value = text.partition("=")
+        path = path.strip().removeprefix("$.")
+        if path.startswith(PARAMS):
+            yield path.removeprefix(PARAMS), value, text
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def argument_problems(options: GivenArguments, takes: Iterable[str] | None = None) -> list[Problem]:
+    """What is wrong with given arguments: the optimizer has none of that name, or --set says another value.
+
+    takes: the names that it takes, where that is not by its entry in OPTIMIZERS.
+    """
+    name = options.optimizer
+    known = {ADAMW: ADAM_TAKES, MUON: (*ADAM_TAKES, "momentum")}.get(name) if takes is None else tuple(takes)
+    if known is None and name in OPTIMIZERS:
+        known = OPTIMIZERS[name].takes
+    by_set = {argument: (_value(value), text) for argument, value, text in _of_optimizer(options.overrides)}
+    problems = []
+    for argument, value in given_arguments(options).items():
+        if known is not None and argument not in known:
+            hint = f"It takes {', '.join(other for other in known if other != 'lr')}."
+            problems.append(Problem(f"{name} has no {argument}", FLAGS[argument], hint))
+        elif argument in by_set and by_set[argument][0] != value:
+            fault = f"is {value}, and --set {by_set[argument][1]} says another"
+            problems.append(Problem(fault, FLAGS[argument], "Give one of them."))
+    return problems

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,16 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.declare import LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
+from dsrun.options.declare import FILE_SUFFIXES, LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
-from dsrun.options.layers import Origin, Source, problems_of
+from dsrun.options.layers import Origin, Resolved, Source, T, problems_of
 from dsrun.options.table import AUTO_LAYOUT
 
 SUFFIX = ".toml"
 MODEL = "model"
+KEPT = "kept"
+"""The key that lists options whose values dsrun wrote, and nobody asked for: they hold as the others do, but nothing is
+refused because of them."""
 MODELS = "presets/models"
 SPLIT = ("micro_batch", "grad_accum")
 """Options that say how devices divide a step."""
@@ -46,6 +50,20 @@ class RunFile(NamedTuple):
     path: Path
     model: str | None
     values: dict[str, Any]
+    kept: frozenset[str] = frozenset()
+    """Names of values that nobody asked for."""
+
+    def into(self, known: Resolved[T], names: Collection[str] | None = None) -> Resolved[T]:
+        """A command's options with the file's values. names: those that count; all where None."""
+        chosen = (
+            self.values
+            if names is None
+            else {name: self.values[name] for name in names if name in self.values}
+        )
+        asked = {name: value for name, value in chosen.items() if name not in self.kept}
+        kept = {name: value for name, value in chosen.items() if name in self.kept}
+        known = known.filled(Source.RUN_FILE, asked, str(self.path))
+        return known.filled(Source.KEPT, kept, str(self.path))
 
 
 def read(path: Path) -> RunFile:
@@ -64,9 +82,9 @@ def read(path: Path) -> RunFile:
     raise_all(problems)
     folder = path.expanduser().absolute().parent
     folder = folder.resolve() if ".." in folder.parts else folder
-    model = table.pop(MODEL, None)
+    model, kept = table.pop(MODEL, None), frozenset(table.pop(KEPT, ()))
     values = {name: _from_folder(known[name], value, folder) for name, value in table.items()}
-    return RunFile(path, model and _model(model, folder), values)
+    return RunFile(path, model and _model(model, folder), values, kept)
 
 
 def _is_part(entry: Entry) -> bool:
@@ -77,6 +95,10 @@ def _problems(key: str, value: object, known: Mapping[str, Entry], where: str) -
     if key == MODEL:
         if not isinstance(value, str) or not value:
             yield Problem(f"{MODEL} can't be {value!r}", where, "A name, or a folder's path.")
+    elif key == KEPT:
+        if not isinstance(value, list) or not all(name in known for name in value):
+            hint = "dsrun writes it: take the line out, if the file is yours by now."
+            yield Problem(f"{KEPT} is a list of options, not {value!r}", where, hint)
     elif key in known:
         yield from problems_of(known, Source.RUN_FILE, {key: value}, where)
     elif key in entries(FinetuneOptions):
@@ -110,7 +132,7 @@ def _is_path(entry: Entry, value: object) -> bool:
         return not REMOTE.match(text)
     if entry.option.path == LIST_OR_FILE:
         return text.endswith(LIST_SUFFIX)
-    return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
+    return entry.option.path == NAME_OR_PATH and ("/" in text or text.lower().endswith(FILE_SUFFIXES))
 
 
 def _model(name: str, folder: Path) -> str:
@@ -140,22 +162,43 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
         groups.setdefault(entry.group, []).append(line)
     head = f"# A run of dsrun {__version__}: dsrun finetune FILE. The command line wins over it; lines that begin\n"
     head += "# with # are what holds anyway. Every option: dsrun finetune --help-all\n"
-    model = _relative(model, folder) if model.startswith("/") else model
-    parts = [f"{head}\n{MODEL} = {_toml(model)}\n"]
+    model = relative(model, folder) if model.startswith("/") else model
+    kept = [
+        entry.name
+        for entry, value, origin in parts_of_run
+        if value not in (None, ())
+        and _is_fixed(entry, origin, worked_out)
+        and origin.source < Source.RUN_FILE
+    ]
+    parts = [f"{head}\n{MODEL} = {toml(model)}\n", kept_lines(kept)]
     parts += [
         f"\n# --- {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in groups.items()
     ]
     return "".join(parts)
 
 
+def kept_lines(names: Sequence[str]) -> str:
+    """The lines of KEPT; none where nothing is."""
+    if not names:
+        return ""
+    quoted = ", ".join(f'"{name}"' for name in names)
+    inside = textwrap.fill(quoted, 110, initial_indent="    ", subsequent_indent="    ")
+    why = "# Nobody asked for these values; they are kept, so that the file trains the same elsewhere."
+    return f"{why}\n{KEPT} = [\n{inside},\n]\n"
+
+
 def _line(entry: Entry, value: Any, origin: Origin, folder: Path, worked_out: Collection[str]) -> str:
     if value is None or value == ():
         return f"# {entry.name} ="
-    items = value if isinstance(value, tuple) else (value,)
-    values = [_relative(str(item), folder) if _is_path(entry, item) else item for item in items]
-    written = _toml(values if entry.repeated else values[0])
     source = "".join(char if char.isprintable() else "?" for char in str(origin))
-    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{entry.name} = {written}  # {source}"
+    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{assignment(entry, value, folder)}  # {source}"
+
+
+def assignment(entry: Entry, value: Any, folder: Path) -> str:
+    """An option's line: its name and its value. Paths in the folder are written from there."""
+    items = value if isinstance(value, tuple) else (value,)
+    values = [relative(str(item), folder) if _is_path(entry, item) else item for item in items]
+    return f"{entry.name} = {toml(values if entry.repeated else values[0])}"
 
 
 def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool:
@@ -167,17 +210,17 @@ def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool
     return not by_another_key and not (entry.name in worked_out and origin.source == Source.DERIVED)
 
 
-def _relative(path: str, folder: Path) -> str:
+def relative(path: str, folder: Path) -> str:
     """A path as it is written in the file: relative where it lies in the file's folder."""
     whole, top = os.path.abspath(Path(path).expanduser()), os.path.abspath(folder)  # noqa: PTH100 (no link is followed)
     inside = whole.startswith(top.rstrip("/") + "/")
     return f"./{whole[len(top.rstrip('/')) + 1 :]}" if inside else whole
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """A value as TOML writes it; JSON's strings are TOML's but for one character."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if not isinstance(value, (str, Path)):
         return json.dumps(value)
     try:

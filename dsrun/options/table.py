@@ -17,6 +17,8 @@ METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
 """Values of --activation-checkpointing: the layers whose activations backward computes again."""
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
+NO_FP8, *_ = FP8_WAYS = ("none", "rowwise", "tensorwise")
+"""Values of --fp8: torchao's recipes, by what shares a scale."""
 CONFIG = "config"
 """The value that leaves a setting to its section of the DeepSpeed config."""
 MICRO_BATCH_MEAN = "micro-batch-mean"
@@ -25,7 +27,9 @@ LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 NO_EXPORT = "none"
 """The value that leaves the model unwritten: a run that measures, or one whose model `dsrun export` writes later."""
-WRITTEN_FORMATS = ("transformers", "chatglm", "adapter")
+TEXT_FORMAT = "text"
+"""The export format that writes the text model of a checkpoint with more than text by itself, too."""
+WRITTEN_FORMATS = ("transformers", "chatglm", TEXT_FORMAT, "adapter")
 EXPORT_FORMATS = (*WRITTEN_FORMATS, NO_EXPORT)
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
@@ -56,8 +60,8 @@ class StrategyOptions(OptionGroup):
     """
 
     preset: str = option(
-        "zero2", "A preset, its file, or auto: the fastest that fits.",
-        default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
+        "zero2", "A preset, its file, ds.json, or auto: the fastest.",
+        flags=("--preset", "--deepspeed"), default_text="the model's; on GPUs auto", common=True, path=NAME_OR_PATH,
     )  # fmt: skip
     layout: str = option(
         "as said", "auto: choose --preset, --tp, --sp and the micro batch, the fastest that fits (GPUs).",
@@ -133,6 +137,21 @@ class TrainingFileOptions(OptionGroup):
     )  # fmt: skip
 
 
+class RowOptions(OptionGroup):
+    """Data.
+
+    Which of the rows are trained on.
+    """
+
+    val_size: float | None = option(
+        None, "Hold rows out of the training files, for loss and scores: a share (0.1), or how many.", above=0,
+        default_text="none",
+    )  # fmt: skip
+    max_samples: int | None = option(
+        None, "Only the first N rows of each training file.", at_least=1, metavar="N", default_text="all"
+    )
+
+
 class EvalFileOptions(OptionGroup):
     """Data.
 
@@ -169,8 +188,18 @@ class LengthOptions(OptionGroup):
     Tokens.
     """
 
+    max_length: int | None = option(
+        None,
+        "Longest example in tokens, prompt and response together, in place of a limit for each.",
+        at_least=2,
+    )
     max_source_length: int = option(512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit")
     max_target_length: int = option(512, "Longest response in tokens.", at_least=1, default_text="99 % fit")
+
+    @property
+    def longest_example(self) -> int:
+        """Tokens of an example, at most."""
+        return self.max_length or self.max_source_length + self.max_target_length
 
 
 class TokenizerOptions(OptionGroup):
@@ -212,6 +241,9 @@ class EncodingOptions(OptionGroup):
     train_on_prompt: bool = option(False, "Train on prompts as on responses.")
     strict_data: bool = option(False, "Stop where an example would be left out.")
     allow_truncation: bool = option(False, "Train on what is left of many examples that are too long.")
+    allow_bad_rows: bool = option(
+        False, "Train on what is left of files of which many rows can't be trained on."
+    )
     official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
 
 
@@ -283,6 +315,37 @@ class OptimizerOptions(OptionGroup):
     )  # fmt: skip
 
 
+class OptimizerArguments(OptionGroup):
+    """Training.
+
+    Arguments of the optimizer beside the learning rate.
+    """
+
+    weight_decay: float | None = option(
+        None, "The optimizer's weight decay.", at_least=0, default_text="the preset's, else 0"
+    )
+    adam_beta1: float | None = option(
+        None,
+        "AdamW's decay of the mean.",
+        at_least=0,
+        below=1,
+        default_text="the preset's; 0.9 beside the other",
+    )
+    adam_beta2: float | None = option(
+        None,
+        "AdamW's decay of the variance.",
+        at_least=0,
+        below=1,
+        default_text="the preset's; 0.999 beside the other",
+    )
+    adam_epsilon: float | None = option(
+        None, "AdamW's addition to the root of the variance.", above=0, default_text="the preset's, else 1e-8"
+    )
+    momentum: float | None = option(
+        None, "SGD's momentum, or Muon's.", at_least=0, below=1, default_text="0.9; Muon 0.95"
+    )
+
+
 class PeftOptions(OptionGroup):
     """LoRA, P-Tuning."""
 
@@ -293,7 +356,7 @@ class PeftOptions(OptionGroup):
     lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
     lora_target: str = option(
         "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
-        metavar="NAMES", default_text="all linear layers, but the output's and routers",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers", synonyms={"all-linear": "all"},
     )  # fmt: skip
     # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
@@ -352,8 +415,14 @@ class ComputeOptions(OptionGroup):
         "liger-kernel's loss, norms, positions and gated layers.",
         default_text="where GPU and model have it",
     )
+    fp8: str = option(
+        NO_FP8,
+        "Multiply linear layers in fp8, with a scale for each row or for a tensor: FSDP, GPUs from Ada and Hopper on.",
+        choices=FP8_WAYS,
+    )
     compile: bool = option(
         False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+        flags=("--compile/--no-compile",), default_text="where it was measured to pay on the job's GPUs",
     )  # fmt: skip
 
     @property
@@ -398,7 +467,17 @@ class EvaluationOptions(OptionGroup):
     )  # fmt: skip
 
 
-class CheckpointOptions(OptionGroup):
+class AsyncSaveOptions(OptionGroup):
+    """Evaluation and checkpoints."""
+
+    async_save: bool = option(
+        False,
+        "Write checkpoints while the training goes on, of a copy in host memory.",
+        flags=("--async-save/--no-async-save",),
+    )
+
+
+class CheckpointOptions(AsyncSaveOptions):
     """Evaluation and checkpoints."""
 
     save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
@@ -413,7 +492,8 @@ class CheckpointOptions(OptionGroup):
     )
     export_format: str = option(
         "transformers",
-        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model. "
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. text: of a checkpoint with more "
+        "than text the text model by itself, too. adapter: not the merged model. "
         "none: no model; `dsrun export` writes it later, from a checkpoint.",
         choices=EXPORT_FORMATS,
     )

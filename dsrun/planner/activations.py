@@ -16,7 +16,7 @@ SCORES = {"fp32": 4.0, "16 bits": 6.0}
 """Bytes a score and head that backward needs where attention makes a matrix of them: the softmax in fp32, and its
 16-bit copy for the product with the values."""
 CAPPED = 2.0
-"""A soft cap on the scores (Gemma 2) keeps its tanh, too."""
+"""A soft cap (Gemma 2 has one on the scores, and one on the logits) keeps its tanh, too."""
 SCORES_ONCE = {"fp32": 8.0, "16 bits": 12.0}
 """Bytes a score of the one block that is computed again, at its peak: the gradient beside what is kept."""
 
@@ -46,16 +46,18 @@ def logits(setup: Setup) -> float:
     ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
     logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. dsrun
     names the size of a piece in its jobs (training/models/kernels.py: chunk_budget). A loss in
-    tiles does the same with pieces of a given size, in torch: it holds a piece as long as the whole one otherwise, and
+    tiles, as TRL's chunked_nll is one, does the same with pieces of a given size, in torch: it holds a piece as long as
+    the whole one otherwise, and
     sums the weights' gradient in fp32 (training/models/tiling.py).
     """
     shape, tokens = setup.shape, setup.tokens
-    if not setup.logits_bytes or not (setup.fused_loss or setup.tile):
-        return setup.logits_bytes * tokens * shape.vocab
+    each = setup.logits_bytes + (CAPPED if shape.block.capped and setup.logits_bytes else 0.0)
+    if not setup.logits_bytes or not (setup.fused_loss or setup.tile or setup.loss_tokens):
+        return each * tokens * shape.vocab
     width = 4 if setup.precision == "fp32" else 2
     head = shape.embedding if setup.method == "full" else 0
     if not setup.fused_loss:
-        piece = setup.logits_bytes * min(tokens, setup.tile) * shape.vocab
+        piece = each * min(tokens, setup.tile or setup.loss_tokens) * shape.vocab
         return float(piece + width * tokens * shape.hidden + (4 + width) * head)
     rows = min(tokens, setup.fused_tokens) or min(
         tokens, 2 ** math.ceil(math.log2(max(1.0, tokens / math.ceil(shape.vocab / max(1, shape.hidden)))))
@@ -93,18 +95,29 @@ def _norms(setup: Setup) -> float:
     shape, block = setup.shape, setup.shape.block
     fp32, trained = setup.precision == "fp32", setup.method == "full"
     input_bytes, normed_bytes = (
-        (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (4 if fp32 else 2, 0)
+        (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (setup.stream_bytes, 0)
     )
     each = input_bytes + (normed_bytes if trained else 0)
     width = float(each * block.norms * shape.hidden)
     if block.qk_norm:
-        width += each * (shape.query_width + shape.kv_width)
+        share = shape.attention_layers / shape.layers
+        width += share * each * (shape.query_width + shape.kv_width)
     if (latent := shape.latent) is not None:
         width += each * (latent.queries + latent.keys)
     return width + (1.0 + 3 * fp32) * block.dropouts * shape.hidden
 
 
 def _attention(setup: Setup) -> float:
+    """Bytes a token of attention, or of what stands in its place: a mean over the blocks."""
+    shape = setup.shape
+    if (recurrent := shape.recurrent) is None:
+        return _own_attention(setup)
+    width = 4 if setup.precision == "fp32" else 2
+    mixed = width * recurrent.kept + 4 * recurrent.kept_fp32
+    return (shape.attention_layers * _own_attention(setup) + recurrent.layers * mixed) / shape.layers
+
+
+def _own_attention(setup: Setup) -> float:
     """Bytes a token of queries, keys, values and the output.
 
     Grouped keys and values are repeated for every query head where a mask of padding is given
@@ -122,6 +135,7 @@ def _attention(setup: Setup) -> float:
     elements = 2.0 * query + keys + (kv if block.fused_qkv and not repeated else 0)
     if block.copied and (setup.method == "full" or ("o" in _targets(setup) and not _casts(setup))):
         elements += query
+    elements += 3 * query * block.gated_output  # the gate, its sigmoid and their product
     width = 4 if setup.precision == "fp32" else 2
     mask = setup.seq_len if setup.variable_lengths and not setup.keeps_scores else 0
     return width * (elements + mask)
@@ -195,5 +209,10 @@ def _scores(setup: Setup, bytes_each: dict[str, float]) -> float:
     each = bytes_each["fp32" if fp32 else "16 bits"]
     if block.scores is not None and not fp32:
         each = block.scores[bytes_each is SCORES_ONCE]
+    if setup.scores_bytes is not None and bytes_each is SCORES_ONCE:
+        each = setup.scores_bytes
     each += CAPPED if block.capped else 0.0
-    return each * setup.shape.heads * setup.seq_len * setup.tokens
+    # Dropout's mask and the dropped scores, which are multiplied with the values in place of the softmax.
+    each += 1.0 + (4 if fp32 else 2) if block.attention_dropout else 0.0
+    share = setup.shape.attention_layers / setup.shape.layers
+    return share * each * setup.shape.heads * setup.seq_len * setup.tokens

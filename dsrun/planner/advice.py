@@ -81,8 +81,8 @@ def _adapters(method: str, costs: str) -> Change:
         if METHODS.index(setup.method) >= METHODS.index(method):
             return None
         quantized = "nf4" if method == "qlora" else None
-        if quantized and not setup.takes_4_bits:
-            return None
+        if quantized and setup.sharded:
+            return None  # dsrun's own trainer can't
         weights = setup.adapters or lora_weights(setup.shape, LORA_RANK)
         return setup.changed(method=method, adapters=weights, quantized=quantized)
 
@@ -92,7 +92,7 @@ def _adapters(method: str, costs: str) -> Change:
 def _preset(name: str, fields: Mapping[str, Any]) -> Change:
     def apply(setup: Setup) -> Setup | None:
         sharded = setup.changed(**fields)
-        return sharded if sharded.takes_4_bits or not setup.quantized else None
+        return None if setup.quantized and sharded.sharded else sharded
 
     return Change("preset", f"--preset {name}", "see its speed", apply, preset=name)
 
@@ -130,6 +130,9 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
             text = f"examples of {length} tokens, not {setup.seq_len}"
             possible.append(_setting("length", text, "longer examples are cut", seq_len=length))
     possible += [_preset(name, fields) for name, fields in presets.items()]
+    possible.append(
+        _setting("saving", "--no-async-save", "steps wait while a checkpoint is written", async_save=False)
+    )
     again = "backward computes forward again"
     possible.append(_setting("checkpointing", "--activation-checkpointing full", again, checkpointing=1))
     liger = "a fused linear cross-entropy (Liger)"

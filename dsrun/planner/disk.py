@@ -29,6 +29,28 @@ def checkpoint_bytes(setup: Setup) -> int:
     return round(setup.base_bytes + setup.weight_bytes * (setup.adapters + setup.copies) + states + again)
 
 
+def copied_bytes(setup: Setup) -> float:
+    """A checkpoint's copy in the main memory of the first node, in bytes, where checkpoints are written beside the
+    training.
+
+    Every rank copies what it writes, which is what is trained: its share of the optimizer's states, and FSDP's weights;
+    at stages 1 and 2 the first rank all weights, at stage 0 the states, too. Swap files are copied on their disk.
+    """
+    if not setup.async_save:
+        return 0.0
+    fp32, bit16 = OPTIMIZERS[setup.optimizer]
+    state = bit16 if setup.engine != "deepspeed" and setup.precision == "pure" else fp32
+    states = (
+        (state + (4 if setup.has_master else 0)) * setup.trained if setup.optimizer_device != "nvme" else 0
+    )
+    weights = setup.weight_bytes * setup.trained
+    if setup.engine == "fsdp":
+        return (weights + states) / setup.nodes
+    if setup.engine == "torch" or setup.stage == 0:
+        return float(weights + states)
+    return (weights if setup.stage < 3 else 0) + states / setup.nodes
+
+
 def model_bytes(setup: Setup) -> int:
     """The exported folder: the weights in the precision they were trained in, without the tokenizer's few megabytes.
 

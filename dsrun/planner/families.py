@@ -5,7 +5,8 @@ A family is one entry of FAMILIES. Its count is exact: tests compare it with tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +31,8 @@ class Block:
     """Queries, keys and values are slices of one matrix's output, which stays whole as long as one of them does."""
     copied: bool = False
     """Attention's output is laid out anew before its matrix."""
+    gated_output: bool = False
+    """Attention's output is multiplied by a gate of its width."""
     capped: bool = False
     """Attention's scores have a soft cap."""
     inside: float | None = None
@@ -39,6 +42,10 @@ class Block:
     """Whether the last matrix's input is kept for it alone."""
     dropouts: int = 0
     """Dropout's masks on the residual stream."""
+    attention_dropout: bool = False
+    """Whether scores are dropped out: where a matrix of them is made, the mask and a dropped copy are kept, too."""
+    fp32_sharded: bool = False
+    """In published runs with LoRA under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
     scores: tuple[float, float] | None = None
     """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
@@ -60,8 +67,68 @@ class Mixture:
     """Vectors of a hidden size in a block beside the router's matrix."""
     biased: bool = False
     """Router and experts have biases."""
+    step: str = ""
+    """The key of n, where only every n-th block has experts; the others' feed-forward block is as wide as
+    Shape.intermediate."""
+    always_shared: bool = False
+    """A shared expert as wide as the others, without a key."""
     wide_router: bool = False
     """The router computes in fp32, from a copy of the block's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers that go through a sequence token by token with a state, beside attention or in its place, and their
+    convolution. All numbers are of one such layer."""
+
+    layers: int
+    """Layers that have it."""
+    weights: int
+    linears: tuple[tuple[int, int], ...]
+    """Sizes (in, out) of its linear layers."""
+    kept: float
+    """Elements that backward needs of a token, in the type that is computed with, where its kernels are installed."""
+    kept_fp32: float
+    """Elements that it needs in fp32 beside them."""
+    state: int
+    """Elements that answering keeps of a sequence, whatever its length."""
+    replaces: bool = True
+    """Whether there is no attention in these layers."""
+
+
+FLA_CHUNK = 64
+"""Tokens of a chunk in flash-linear-attention's kernels (flash-linear-attention's ops/gated_delta_rule/chunk.py)."""
+
+
+def gated_delta(config: ModelConfig, layers: int, hidden: int) -> Recurrent:
+    """Gated DeltaNet's layers (arXiv:2412.06464), as Qwen3-Next and Qwen3.5 have them.
+
+    Kept, with heads of values H and widths K of keys and V of values: the convolution's input (2K + V), normed queries
+    and keys and the values (2K + V), and of each head its row of the chunk's triangular system. The gated norm computes
+    in fp32: its input, the gate and what the gate gives; and keeps the normed, the weighted and the gated values.
+    """
+    key_heads, heads = (config.needed(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    key_dim, dim = (config.needed(f"linear_{kind}_head_dim") for kind in ("key", "value"))
+    kernel = config.needed("linear_conv_kernel_dim")
+    keys, values = key_heads * key_dim, heads * dim
+    mixed = 2 * keys + values
+    linears = ((hidden, mixed), (hidden, values), (hidden, heads), (hidden, heads), (values, hidden))
+    weights = sum(map(math.prod, linears)) + mixed * kernel + 2 * heads + dim
+    return Recurrent(
+        layers=linear_layers(config, layers), weights=weights, linears=linears,
+        kept=2 * mixed + heads * (FLA_CHUNK + 2) + 3 * values, kept_fp32=3 * values + 4 * heads,
+        state=heads * key_dim * dim + mixed * kernel,
+    )  # fmt: skip
+
+
+def linear_layers(config: ModelConfig, layers: int) -> int:
+    """Layers whose attention is linear: by their list, or all but every n-th."""
+    types = config.values.get("layer_types")
+    if isinstance(types, list):
+        if len(types) != layers:
+            config.refuse("layer_types", types, f"There are {layers} layers.")
+        return sum(kind == "linear_attention" for kind in types)
+    return layers - layers // (config.size("full_attention_interval") or 4)
 
 
 LLAMAS = Block()
@@ -101,10 +168,18 @@ class Family:
     """The gate and the other matrix into the feed-forward block are one weight."""
     dropout: tuple[str, float] | None = None
     """The config's key for dropout on the residual stream, and its value where it is absent."""
+    attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
+    """The same for dropout on attention's scores."""
     experts: Mixture | None = None
     """The keys of a mixture's experts."""
     latent: bool = False
     """Queries, keys and values come through narrow matrices (DeepSeek's multi-head latent attention)."""
+    recurrent: Callable[[ModelConfig, int, int], Recurrent] | None = None
+    """The reading of its recurrent layers, by its config, number of layers and hidden size."""
+    gated_queries: bool = False
+    """The queries' matrix has a gate for each element of attention's output, too."""
+    wide_qk_norm: bool = False
+    """Norms on queries and keys are as wide as all heads together."""
     sinks: bool = False
     """A learned weight for each head."""
     qk_norm_key: str = ""
@@ -140,6 +215,8 @@ class Family:
         """The tensors that its blocks keep, with the dropout that this config trains with."""
         masks = self.dropout is not None and config.share(*self.dropout) > 0
         block = replace(self.block, dropouts=2) if masks else self.block
+        if config.share(*self.attention_dropout) > 0:
+            block = replace(block, attention_dropout=True)
         return (
             replace(block, qk_norm=config.switch(self.qk_norm_key, default=False))
             if self.qk_norm_key
@@ -153,7 +230,9 @@ class Family:
             return None
         count, chosen = config.needed(*keys.count), config.needed("num_experts_per_tok")
         width = config.needed(keys.width)
-        shared = config.size(keys.shared, least=0) or 0 if keys.shared else 0
+        shared = config.size(keys.shared, least=0) or 0 if keys.shared else width * keys.always_shared
+        every = config.size(keys.step) or 1 if keys.step else 1
+        dense = config.size(keys.dense, least=0) or 0 if keys.dense else layers - layers // every
         if chosen > count and not config.wrong and not config.missing:
             config.refuse("num_experts_per_tok", chosen, f"There are {count} experts.")
         return {
@@ -161,7 +240,7 @@ class Family:
             "chosen": chosen,
             "width": width,
             "shared": shared * width if keys.shared_are_experts else shared,
-            "dense": min(layers, config.size(keys.dense, least=0) or 0) if keys.dense else 0,
+            "dense": min(layers, dense),
             "wide_router": keys.wide_router,
             "gated": bool(keys.gates and shared),
         }
@@ -180,12 +259,9 @@ class Family:
     def count(self, shape: Shape, config: ModelConfig) -> int:
         """Weights in all, tied ones once."""
         hidden, inner = shape.hidden, shape.intermediate
-        qkv = shape.query_width + 2 * shape.kv_width
         norm = hidden * (2 if self.norm_bias else 1)
-        block = self._attention(shape) + self.block.norms * norm
-        block += shape.heads * self.sinks
-        block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
-        block += 2 * shape.head_dim * shape.block.qk_norm
+        mixers = shape.attention_layers * self._mixer(shape, config)
+        mixers += shape.recurrent.layers * shape.recurrent.weights if shape.recurrent else 0
         feed = shape.mlp_matrices * hidden * inner
         feed += ((shape.mlp_matrices - 1) * inner + hidden) * self._has(self.mlp_bias, config)
         ends = shape.ends + norm * (2 if self.embedding_norm else 1)
@@ -193,7 +269,7 @@ class Family:
         if self.positions is not None:
             ends += ((shape.positions or 0) + self.positions) * hidden
         if (experts := shape.experts) is None or self.experts is None:
-            return shape.layers * (block + feed) + ends
+            return mixers + shape.layers * (self.block.norms * norm + feed) + ends
         each = shape.mlp_matrices * hidden
         mixed = (
             experts.count * (each * experts.width + hidden)
@@ -202,13 +278,24 @@ class Family:
         )
         if self.experts.biased:
             mixed += experts.count * (1 + (shape.mlp_matrices - 1) * experts.width + hidden)
-        return shape.layers * block + experts.dense * feed + (shape.layers - experts.dense) * mixed + ends
+        feeds = experts.dense * feed + (shape.layers - experts.dense) * mixed
+        return mixers + shape.layers * self.block.norms * norm + feeds + ends
+
+    def _mixer(self, shape: Shape, config: ModelConfig) -> int:
+        """Weights of one layer's attention, with its biases and norms."""
+        query, kv = shape.query_width, shape.kv_width
+        bias = (query * (1 + self.gated_queries) + 2 * kv) * self._has(self.qkv_bias, config)
+        bias += shape.hidden * self._has(self.out_bias, config)
+        normed = query + kv if self.wide_qk_norm else 2 * shape.head_dim
+        return self._attention(shape) + shape.heads * self.sinks + bias + normed * shape.block.qk_norm
 
     def _attention(self, shape: Shape) -> int:
         """Weights of attention's matrices."""
         hidden = shape.hidden
         if (latent := shape.latent) is None:
-            return 2 * hidden * (shape.query_width + shape.kv_width)
+            return hidden * (
+                2 * (shape.query_width + shape.kv_width) + shape.query_width * self.gated_queries
+            )
         # Queries and keys come down to a narrow vector, through a norm (the 1), and up to the heads. The rotated part
         # of
         # the keys skips that: one for all heads, straight from the hidden size.
@@ -223,7 +310,9 @@ class Family:
         return config.switch(which, self.key_default) if isinstance(which, str) else which
 
 
-LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+LLAMA = Family(
+    block=Block(fp32_sharded=True), qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
+)
 GPT_KEYS = {
     "num_hidden_layers": ("n_layer", "num_hidden_layers", "n_layers"),
     "hidden_size": ("n_embd", "hidden_size", "d_model"),
@@ -258,10 +347,43 @@ GEMMA2 = Block(norm="gemma", norms=4, capped=True)
 GPT = Block(norm="layer")
 GELU_NEW = Block(norm="layer", inside=4)
 """GPT-2's and Phi's activation, which torch has not as one function: x^3, tanh and two products are kept."""
+GATED = Block(norm="gemma", qk_norm=True, gated_output=True)
+"""Qwen3.5's and Qwen3-Next's: the queries' matrix gives a gate for attention's output, too."""
+DELTA: dict[str, Any] = {
+    "block": GATED, "qkv_bias": "attention_bias", "out_bias": "attention_bias", "head": 256, "gated_queries": True,
+    "recurrent": gated_delta,
+}  # fmt: skip
+DELTA_EXPERTS = Mixture(EXPERTS, shared="shared_expert_intermediate_size", gates=1)
+OLMO = Family(
+    block=Block(qk_norm=True), wide_qk_norm=True, qkv_bias="attention_bias", out_bias="attention_bias")  # fmt: skip
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
+    "granite": LLAMA,
+    "smollm3": replace(LLAMA, tied=True),
     "mistral": Family(),
+    "ministral3": Family(),
+    "olmo2": OLMO,
+    "olmo3": OLMO,
     "qwen2": Family(qkv_bias=True),
+    "qwen2_vl_text": Family(qkv_bias=True),
+    "qwen2_5_vl_text": Family(qkv_bias=True),
+    "qwen3_vl_text": Family(
+        block=Block(qk_norm=True), qkv_bias="attention_bias", out_bias="attention_bias", head=128),
+    "qwen3_vl_moe_text": Family(
+        block=Block(qk_norm=True), experts=Mixture(EXPERTS), qkv_bias="attention_bias",
+        out_bias="attention_bias", head=128, only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "qwen3_5_text": Family(**DELTA),
+    "qwen3_5_moe_text": Family(
+        **DELTA, experts=DELTA_EXPERTS, keys={"intermediate_size": ("intermediate_size", "moe_intermediate_size")}),
+    "qwen3_next": Family(**DELTA, experts=DELTA_EXPERTS, only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "llama4_text": Family(
+        keys={"intermediate_size": ("intermediate_size_mlp",)}, qkv_bias="attention_bias", out_bias="attention_bias",
+        experts=Mixture(
+            ("num_local_experts",), "intermediate_size", step="interleave_moe_layer_step", always_shared=True)),
+    "glm4v_text": Family(
+        block=Block(copied=True, norms=4), fused=True, qkv_bias="attention_bias", key_default=True),
+    "glm4v_moe_text": Family(
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", key_default=True),
     "qwen3": Family(block=QWEN3, qkv_bias="attention_bias", out_bias="attention_bias", head=128),
     "glm": Family(block=Block(copied=True), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
     "glm4": Family(
@@ -274,7 +396,8 @@ FAMILIES: dict[str, Family] = {
         out_bias="attention_bias"),
     "phi3": Family(block=Block(fused_qkv=True, copied=True), fused=True),
     "gpt2": Family(
-        block=GELU_NEW, dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
+        block=GELU_NEW, dropout=("resid_pdrop", 0.1), attention_dropout=("attn_pdrop", 0.1), keys=GPT_KEYS, tied=True,
+        positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
         block=Block(norm="layer", fused_qkv=True), dropout=("hidden_dropout", 0.0), key_default=True,
         **{**BIASED, "qkv_bias": "attention_bias", "out_bias": "attention_bias"}),

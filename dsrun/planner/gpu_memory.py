@@ -14,10 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dsrun.planner.activations import activations, logits
 from dsrun.planner.setup import OPTIMIZERS, Setup
 from dsrun.words import GIB
+
+if TYPE_CHECKING:
+    from dsrun.planner.trace.request import TraceResult
 
 CONTEXT_GIB = 0.9
 """The CUDA context and its kernels, which torch's own counters leave out (0.6-0.9 on A100, 1.3 on V100)."""
@@ -42,7 +46,7 @@ AT: dict[str, dict[str, float]] = {
     },
     "middle": {
         "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
-        "dequantized": 1,
+        "dequantized": 1, "fp8_casts": 1,
     },
     "end": {
         "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "buckets": 1, "gradients": 1, "reduce_copy": 1,
@@ -75,6 +79,8 @@ class GpuMemory:
     """Bytes that nvidia-smi shows, with CUDA's context and NCCL."""
     held: float
     """Bytes that are there all the time."""
+    traced: TraceResult | None = None
+    """What a trace says beside the formulas: then peaks, reserved and smi are the trace's."""
 
     @property
     def allocated(self) -> float:
@@ -200,12 +206,19 @@ def temporary(setup: Setup) -> dict[str, float]:
     """Terms that come and go within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
     terms = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    if setup.fp8 and setup.engine == "fsdp":
+        # An MLP's input and weight in 8 bits, each in the two orders that backward's products want.
+        tokens, shape = setup.tokens, setup.shape
+        terms["fp8_casts"] = 2.0 * (tokens * shape.intermediate + shape.hidden * shape.intermediate)
     if setup.quantized:
         # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
         bytes_a_weight = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)
         terms["dequantized"] = bytes_a_weight * setup.shape.hidden * setup.shape.intermediate
         if setup.quantized_head:
             terms["dequantized_head"] = bytes_a_weight * setup.shape.embedding
+        elif setup.kbit_casts:
+            # autocast makes the fp32 output weights 16 bits wide, and keeps the copy for backward.
+            terms["dequantized_head"] = 2.0 * setup.shape.embedding
     return terms
 
 
@@ -251,12 +264,13 @@ def _stage3(setup: Setup) -> dict[str, float]:
     if setup.gpus > 1 or setup.parameter_device != "gpu":
         # What backward uses again within max_reuse elements stays gathered at the turn: half that distance, as it is
         # walked there and back (partitioned_param_coordinator.py), and the output weights, which are in use.
-        gathered = min(shape.parameters, setup.max_reuse // 2 + shape.embedding)
+        gathered = setup.held_bytes(min(shape.parameters - shape.embedding, setup.max_reuse // 2))
+        gathered += width * shape.embedding
         if not setup.zero_init:
             # Without zero.Init's own linear function, autograd holds a view of each gathered weight (zero/linear.py),
             # but for blocks that are computed again.
-            gathered = max(gathered, round(shape.parameters * (1 - setup.recomputed_share)))
-        passing["gathered"] = float(width * gathered)
+            gathered = max(gathered, setup.held_bytes(shape.parameters) * (1 - setup.recomputed_share))
+        passing["gathered"] = gathered
     if setup.gpus > 1:
         # torch.cat in coalesced_collectives.py
         passing["reduce_copy"] = float(width * min(setup.reduce_bucket, max(setup.trained, 1)))
@@ -267,13 +281,27 @@ def _stage3(setup: Setup) -> dict[str, float]:
 
 
 def _fsdp(setup: Setup) -> dict[str, float]:
-    """ZeRO-3's without its buckets: the layer at work and the next gathered, and the share of the gradients."""
+    """The parts that are gathered at one time, and the share of the gradients with the part that is reduced.
+
+    Parts are the embedding, a layer, the output layer; a tied embedding stays with the model. torch gathers a part into
+    one flat tensor and copies its weights out of it, while the next part is gathered. Reducing one takes its gradients,
+    in the type that is computed with, and their flat fp32 copy; by then its own weights are gone.
+    """
     width, whole = setup.computed_bytes, _gradient_bytes(setup)
+    layer, embedding, tied = setup.shape.layer_parameters, setup.shape.embedding, setup.shape.tied
+    large = max(layer, embedding)
+    layer_bytes, embedding_bytes = setup.held_bytes(layer), float(width * embedding)  # quantized as they are
+    gathered = 2 * max(layer_bytes, embedding_bytes) + layer_bytes
+    if tied:
+        gathered = 2 * embedding_bytes + (3 if layer > embedding else 2) * layer_bytes
     gradients = 0.0 if setup.offloads else whole / setup.shards
+    reduced = large if setup.method == "full" else embedding if setup.copies else 0
+    beside = 2 * layer if tied or layer > embedding else 0
+    at_end = gradients + (4 + width) * reduced + width * (beside + (embedding if tied else 0))
     passing = {
-        "gathered": 2.0 * width * max(setup.shape.layer_parameters, setup.shape.embedding),
-        "gradients": gradients + width * setup.shape.layer_parameters,
-        "step": 0.0 if setup.offloads else gradients + _unfused_bytes(setup) * setup.share,
+        "gathered": gathered,
+        "gradients": max(gradients, at_end - AT["end"]["gathered"] * gathered),
+        "step": 0.0 if setup.offloads else gradients + _foreach(setup),
     }
     carried = whole if setup.whole_gradients else gradients
     return {**passing, "carried": carried} if setup.grad_accum > 1 else passing
@@ -281,16 +309,27 @@ def _fsdp(setup: Setup) -> dict[str, float]:
 
 def _torch(setup: Setup) -> dict[str, float]:
     gradients = float(_gradient_bytes(setup))
-    unfused = _unfused_bytes(setup) / (2 if setup.precision == "pure" else 1)
-    passing = {"gradients": gradients, "step": gradients + unfused * setup.trained}
+    passing = {"gradients": gradients, "step": gradients + _foreach(setup)}
     if setup.precision == "amp":
         passing["gathered"] = 2.0 * setup.shape.parameters  # autocast keeps the 16-bit copies it made
     return {**passing, "carried": gradients} if setup.grad_accum > 1 else passing
 
 
 def _unfused_bytes(setup: Setup) -> int:
-    """Bytes per stepped weight of the fp32 temporary that torch's own Adam makes."""
+    """Bytes per stepped weight of the fp32 temporary that torch's own Adam makes of DeepSpeed's master copy."""
     return 0 if setup.fused_adam else 4
+
+
+def _foreach(setup: Setup) -> float:
+    """Bytes of the temporary that torch's own Adam makes as it steps a rank's weights all at once (optim/adam.py:
+    _multi_tensor_adam, _foreach_sqrt): one more moment, as wide as they are.
+
+    With that, FSDP takes 10 bytes a weight over its ranks in pure bf16 and 20 in mixed precision, as was measured.
+    """
+    if setup.fused_adam:
+        return 0.0
+    width = 2.0 if setup.precision == "pure" else 4.0
+    return (4.0 * setup.adapters + width * (setup.trained - setup.adapters)) / setup.shards
 
 
 def _gradient_bytes(setup: Setup) -> float:

@@ -43,6 +43,8 @@ class GpuModel:
     """Bandwidth to the host or from it, as copies from pinned memory reach it."""
     nvml: tuple[str, ...]
     """Patterns (`*`, `?`) of the names that NVML, and so nvidia-smi, calls it by."""
+    watts: float | None = None
+    """Power of the board at most, by its data sheet; None where the file doesn't say."""
 
     def takes_fp16(self, environ: Mapping[str, str]) -> bool:
         """Whether DeepSpeed trains in fp16 on it (is_fp16_supported in accelerator/cuda_accelerator.py)."""
@@ -85,6 +87,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "link": (lambda value: value in LINKS, f"One of {', '.join(LINKS)}, in quotes."),
     "link_gb_s": _number("230"),
     "pcie_gb_s": _number("24"),
+    "watts": (lambda value: value is None or _is_positive(value), "A number above 0, as 400, or nothing."),
     "nvml": (_is_names, 'A list of names as nvidia-smi -L says them: ["NVIDIA A100-SXM4-80GB"]'),
 }
 """Key -> whether a value is right, and the hint otherwise (the numbers are an A100's)."""

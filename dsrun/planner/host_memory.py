@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsrun.files import WEIGHT_FILE_BYTES
+from dsrun.planner.disk import copied_bytes
 from dsrun.planner.gpu_memory import DDP_BUCKET, HELD_AT_END, persistent, temporary, within_step
 from dsrun.planner.setup import OPTIMIZERS, Setup
 from dsrun.words import GIB
@@ -163,6 +164,8 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
     rounding = sum(count * (power_of_two(size) - size) for size, count in pinned_blocks(setup))
     if rounding > 0 and not native_pinning:
         held["pinned_rounding"] = rounding
+    # It comes and goes while all else is there; before the export the last one has gone.
+    held["checkpoint_copy"] = copy = copied_bytes(setup)
     training = sum(held.values())
     loading = held.get("weights", 0.0) + held.get("pinned_twice", 0.0)
     # from_pretrained makes the model on the host in every process, and DeepSpeed moves it. zero.Init fills each rank's
@@ -173,8 +176,8 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
     peaks = {
         "training": training,
         "loading": held["processes"] + loading,
-        "checkpoint": training + saving,
-        "export": training + _exporting(setup),
+        "checkpoint": training - copy + max(saving, copy),
+        "export": training - copy + _exporting(setup),
     }
     return HostMemory({**held, "loading_copies": loading, "saving_copies": saving}, peaks)
 
@@ -249,15 +252,16 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
         loading = float(setup.replicas * weights)
     else:  # stages 1 and 2 flatten the weights beside themselves
         loading = float(ranks * (1 if setup.stage == 0 else 2) * weights)
+    copy = copied_bytes(setup)
     peaks = {
-        "training": processes + ranks * (states + max(within_step(setup, passing, cpu=True).values())),
+        "training": processes + copy + ranks * (states + max(within_step(setup, passing, cpu=True).values())),
         "loading": processes + loading,
-        "checkpoint": processes + between_steps,
+        "checkpoint": processes + copy + between_steps,
         "export": processes + between_steps + (_exporting(setup) if setup.shards > 1 else 0),
     }
     # A GPU's gradients and the host's are two terms of one name, and one memory here.
     terms = {name: ranks * (held.get(name, 0.0) + passing.get(name, 0.0)) for name in {**held, **passing}}
-    return HostMemory({**terms, "processes": processes}, peaks)
+    return HostMemory({**terms, "processes": processes, "checkpoint_copy": copy}, peaks)
 
 
 def _not_given_back(setup: Setup, passing: Mapping[str, float]) -> float:

@@ -56,7 +56,11 @@ def inference(
     ends = 0 if width in UNQUANTIZED else min(shape.ends, shape.parameters)
     rows = batch * beams
     tokens = seq_len * rows
-    cache = float(shape.layers * shape.cached_width * element * tokens)
+    cache = float(shape.attention_layers * shape.cached_width * element * tokens)
+    if (
+        recurrent := shape.recurrent
+    ) is not None:  # a state doesn't grow with the sequence; kernels hold it in fp32
+        cache += 4.0 * rows * recurrent.layers * recurrent.state
     values = BEAM_LOGITS if beams > 1 else 1
     working = float(
         element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * values * rows * shape.vocab

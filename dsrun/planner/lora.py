@@ -10,6 +10,7 @@ from dsrun.planner.shape import ROLES, Shape
 QKV, GATE_UP = "q+k+v", "gate+up"
 """Matrices that hold several of a block's in one."""
 ALL = "all"
+ATTENTION = {"q", "k", "v", "o", QKV}
 NAMES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "query": ("q",), "wq": ("q",), "k_proj": ("k",), "key": ("k",), "wk": ("k",), "v_proj": ("v",),
     "value": ("v",), "wv": ("v",), "o_proj": ("o",), "out_proj": ("o",), "dense": ("o",), "wo": ("o",),
@@ -54,7 +55,8 @@ def sizes(shape: Shape, targets: Iterable[str] | None = None) -> dict[str, tuple
     """Target -> (elements into the matrix, elements out of it), of those that the network has. None: all of them."""
     hidden, query, kv, inner = shape.hidden, shape.query_width, shape.kv_width, shape.intermediate
     known = {
-        "q": (hidden, query), "k": (hidden, kv), "v": (hidden, kv), QKV: (hidden, query + 2 * kv),
+        "q": (hidden, query * (1 + shape.block.gated_output)), "k": (hidden, kv), "v": (hidden, kv),
+        QKV: (hidden, query + 2 * kv),
         "o": (query, hidden), "up": (hidden, inner), "down": (inner, hidden),
         GATE_UP: (hidden, (2 if shape.gated else 1) * inner),
     }  # fmt: skip
@@ -65,7 +67,12 @@ def sizes(shape: Shape, targets: Iterable[str] | None = None) -> dict[str, tuple
 
 def lora_weights(shape: Shape, rank: int, targets: Iterable[str] | None = None) -> int:
     """Weights that LoRA adds: rank x (rows + columns) of every matrix that it is put on."""
-    return shape.layers * rank * sum(map(sum, sizes(shape, targets).values()))
+    by_role = sizes(shape, targets)
+    mixers = sum(sum(by_role[role]) for role in by_role.keys() & ATTENTION)
+    others = sum(map(sum, by_role.values())) - mixers
+    recurrent = shape.recurrent if targets is None else None
+    beside = recurrent.layers * sum(map(sum, recurrent.linears)) if recurrent else 0
+    return rank * (shape.attention_layers * mixers + shape.layers * others + beside)
 
 
 def expert_weights(shape: Shape, rank: int) -> int:

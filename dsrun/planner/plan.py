@@ -110,6 +110,8 @@ class Plan:
     """The memory that decides, in words."""
     scarce: str = ""
     """The scarcest memory: GPU, host or NVMe; empty where none is known."""
+    demand: float = 0.0
+    """Bytes of a GPU that it can't do without (see the function of that name)."""
 
     @property
     def chance(self) -> float:
@@ -118,7 +120,9 @@ class Plan:
 
     @property
     def at_peak(self) -> dict[str, float]:
-        """Term -> its bytes at the GPU's peak, which they add up to."""
+        """Term -> its bytes at the GPU's peak, which they add up to; of a traced plan owner -> bytes."""
+        if (traced := self.gpu.traced) is not None:
+            return {owner: float(size) for owner, size in traced.replay.at_peak.items() if size}
         moment, peak = self.gpu.moment, self.gpu.allocated
         if moment not in AT:  # before the first step: the weights, and what is made of them
             weights = min(peak, self.gpu.terms["weights"])
@@ -142,6 +146,8 @@ def chance(used: float) -> float:
 
 def demand(setup: Setup, gpu: GpuMemory, *, expandable: bool = False) -> float:
     """Bytes of a GPU that a run can't do without: torch's peak, the holes that it can't give back, CUDA and NCCL."""
+    if gpu.traced is not None:
+        return gpu.traced.capacity + untracked_gib(setup.gpus) * GIB
     padded = setup.variable_lengths and setup.engine != "torch"
     stuck = STUCK["expandable" if expandable else "padded" if padded else "fixed"]
     within = max(gpu.peaks[moment] for moment in ("turn", "middle", "end", "step"))
@@ -150,9 +156,16 @@ def demand(setup: Setup, gpu: GpuMemory, *, expandable: bool = False) -> float:
     return max(gpu.needed, within + holes) + untracked_gib(setup.gpus) * GIB
 
 
-def judge(preset: str, setup: Setup, budget: MemoryBudget, pace: Speed | None = None) -> Plan:
-    """One setup against one budget. pace: a step's time, where it is known."""
-    gpu, host = _gpu(setup, budget), _host(setup, budget)
+def judge(
+    preset: str,
+    setup: Setup,
+    budget: MemoryBudget,
+    pace: Speed | None = None,
+    *,
+    traced: GpuMemory | None = None,
+) -> Plan:
+    """One setup against one budget. pace: a step's time, where it is known; traced: its memory by a trace."""
+    gpu, host = traced or _gpu(setup, budget), _host(setup, budget)
     nvme = disk.nvme_bytes(setup)
     nothing_known = (0.0, "", "nothing to compare with: no memory was named")
     used, scarce, reason = max(_shares(setup, gpu, host, nvme, budget), default=nothing_known)
@@ -168,6 +181,7 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget, pace: Speed | None = 
         used=used,
         reason=reason,
         scarce=scarce,
+        demand=demand(setup, gpu, expandable=budget.expandable),
     )
 
 

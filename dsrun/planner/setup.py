@@ -44,6 +44,10 @@ class Setup:
     """Copies of the model, each sharded over gpus / replicas ranks (FSDP's hybrid sharding)."""
     secondary: int = 1
     """Ranks that share a second copy of the weights, at ZeRO-3 (zero_hpz_partition_size); 1: there is none."""
+    quantized_gather: bool = False
+    """At ZeRO-3 weights are 8 bits wide while they are gathered (zero_quantized_weights)."""
+    quantized_reduce: bool = False
+    """At ZeRO-3 gradients are 4 bits wide while they are reduced over several nodes (zero_quantized_gradients)."""
     whole_gradients: bool = False
     """FSDP reduces gradients once a step: until then each rank has them whole."""
     optimizer_device: str = "gpu"
@@ -65,6 +69,16 @@ class Setup:
     """Dropout of LoRA's inputs."""
     fp32_adapters: bool = True
     """Whether LoRA's weights are fp32, as PEFT makes them (autocast_adapter_dtype). DeepSpeed casts them."""
+    kbit_casts: bool = False
+    """What isn't quantized is fp32, as PEFT's prepare_model_for_kbit_training makes it: embedding, output weights and
+    norms, and with them the residual stream."""
+    fp32_stream: bool = False
+    """The residual stream is fp32, so that each recomputed block's input takes 4 bytes an element.
+
+    Published runs of Llama with LoRA under ZeRO-3 and FSDP in bf16 mixed precision, of the time of transformers 4,
+    grow with their tokens as that would; Mistral's don't. Which of their code decides is not known: counted on CPUs,
+    transformers 4.46 with PEFT 0.13 and 5.23 with 0.21 under FSDP keep 2 bytes for either. Neither does dsrun's own.
+    """
     copies: int = 0
     """Weights of whole modules that are trained beside LoRA, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
@@ -83,6 +97,8 @@ class Setup:
     """Examples per rank and micro step."""
     grad_accum: int = 1
     """Micro steps per optimizer step."""
+    fp8: str = ""
+    """The scales of products in fp8 (a key of speed.FP8), with layers compiled; FSDP alone has them. Empty: none."""
     checkpointing: int = 0
     """Activation checkpointing: backward computes one block in as many again from its input; 1: each, 0: none."""
     activations_device: str = "gpu"
@@ -90,6 +106,11 @@ class Setup:
     flash: bool = True
     """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
     than the first of them in transformers."""
+    async_save: bool = False
+    """A checkpoint lies in host memory while it is written."""
+    scores_bytes: float | None = None
+    """Bytes a score of attention in a block that is computed again; None: transformers 5's (activations.SCORES_ONCE).
+    Published runs of transformers 4 grow by 16 (ms-swift's, from 4,096 to 8,192 tokens)."""
     variable_lengths: bool = False
     """Examples are padded to the longest of their batch, so that sizes change from step to step."""
     logits_bytes: float = LOGITS["hf"]
@@ -98,6 +119,8 @@ class Setup:
     """Output layer and loss are one kernel (Liger), which never holds all logits."""
     fused_tokens: int = 0
     """Tokens whose logits that kernel holds at once; 0: as many as it takes by itself."""
+    loss_tokens: int = 0
+    """Tokens that the loss alone takes at a time, computing a piece's logits again in backward; 0: all at once."""
     tile: int = 0
     """Tokens that the loss and each MLP take at a time, so that no others are held for backward; 0: all at once."""
     fused_adam: bool = True
@@ -119,6 +142,8 @@ class Setup:
     """Stages 1 and 2 lay the weights out on the GPU where there is room (DeepSpeed since 0.17; before, on the host)."""
     reentrant: bool | None = None
     """Checkpointing's kind (torch.utils.checkpoint's use_reentrant); None: dsrun's, reentrant at stage 3 alone."""
+    looped_experts: bool = False
+    """A mixture's experts are computed one after another in Python (transformers 4), not in grouped products."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
 
@@ -156,15 +181,20 @@ class Setup:
         return matrices * shape.hidden * shape.intermediate * shape.layers / shape.parameters
 
     @property
+    def stream_bytes(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 4 if self.precision == "fp32" or self.fp32_stream or self.kbit_casts else 2
+
+    @property
     def block_inputs(self) -> float:
         """Bytes of the inputs of recomputed blocks, on one rank."""
-        width = 4 if self.precision == "fp32" else 2
-        return float(width * self.shape.hidden * self.recomputed * self.tokens)
+        return float(self.stream_bytes * self.shape.hidden * self.recomputed * self.tokens)
 
     @property
     def trained(self) -> int:
         """Weights that get gradients, and that are exported: of LoRA only what it adds."""
-        return self.shape.parameters if self.method == "full" else self.adapters + self.copies
+        whole = self.shape.parameters - self.shape.frozen
+        return whole if self.method == "full" else self.adapters + self.copies
 
     @property
     def weight_bytes(self) -> int:
@@ -193,7 +223,11 @@ class Setup:
         if not self.quantized:
             return float(width * psi)
         ends = min(psi, self.shape.embedding if self.quantized_head else self.shape.ends)
-        return QUANTIZED[self.quantized] * (psi - ends) + width * ends
+        return QUANTIZED[self.quantized] * (psi - ends) + (4 if self.kbit_casts else width) * ends
+
+    def held_bytes(self, weights: int) -> float:
+        """Bytes of this many of a block's weights as they are held, and gathered where ranks share them."""
+        return float((QUANTIZED[self.quantized] if self.quantized else self.computed_bytes) * weights)
 
     @property
     def shards(self) -> int:
@@ -230,9 +264,9 @@ class Setup:
         return at_stage_3 if self.reentrant is None else self.reentrant
 
     @property
-    def takes_4_bits(self) -> bool:
-        """Whether 4-bit weights are modelled for this setup: not where they are sharded, or on the host."""
-        return self.stage < 3 and self.parameter_device == "gpu"
+    def sharded(self) -> bool:
+        """Whether ranks share the weights."""
+        return self.engine == "fsdp" or (self.engine == "deepspeed" and self.stage == 3)
 
     @property
     def offloads(self) -> bool:
@@ -262,6 +296,8 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer_device": _device(offload),
         "parameter_device": _device(zero.get("offload_param") or {}) if stage == 3 else "gpu",
         "secondary": int(zero.get("zero_hpz_partition_size", 1)) if stage == 3 else 1,
+        "quantized_gather": stage == 3 and bool(zero.get("zero_quantized_weights", False)),
+        "quantized_reduce": stage == 3 and bool(zero.get("zero_quantized_gradients", False)),
         "reduce_bucket": int(zero.get("reduce_bucket_size", 500_000_000)),
         # True by default at stage 3, false below it (runtime/zero/config.py).
         "overlap_comm": bool(zero.get("overlap_comm", stage == 3)),

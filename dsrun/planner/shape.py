@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.json_numbers import is_finite
-from dsrun.planner.families import FAMILIES, LLAMAS, Block, Family
+from dsrun.planner.families import FAMILIES, LLAMAS, Block, Family, Recurrent
 from dsrun.planner.model_config import MOST, ModelConfig, UnknownShapeError, quoted
 
 SIZES = (
@@ -94,8 +94,17 @@ class Shape:
     """The mixture's experts; None for a dense network."""
     latent: Latent | None = None
     """The vectors of latent attention; None for keys and values of their own."""
+    recurrent: Recurrent | None = None
+    """The layers with a state; None where all have attention alone."""
+    frozen: int = 0
+    """Weights among the parameters that are no part of the text part, and never trained."""
     assumed: tuple[str, ...] = ()
     """Assumed sizes, in words."""
+
+    @property
+    def attention_layers(self) -> int:
+        """Blocks with attention."""
+        return self.layers - (self.recurrent.layers if self.recurrent and self.recurrent.replaces else 0)
 
     @property
     def query_width(self) -> int:
@@ -131,15 +140,20 @@ class Shape:
     def active(self) -> int:
         """Weights that a token goes through: of a mixture's experts, those that are chosen."""
         if (experts := self.experts) is None:
-            return self.parameters
+            return self.parameters - self.frozen
         idle = (experts.count - experts.chosen) * self.mlp_matrices * self.hidden * experts.width
-        return self.parameters - (self.layers - experts.dense) * idle
+        return self.parameters - self.frozen - (self.layers - experts.dense) * idle
 
     @cached_property
     def matrices(self) -> Counter[int]:
         """Elements -> how many matrices have that many; the vectors are not worth counting."""
-        counts = Counter({self.hidden * self.query_width: 2 * self.layers})
-        counts[self.hidden * self.kv_width] += 2 * self.layers
+        gate, attention = self.block.gated_output, self.attention_layers
+        counts = Counter({self.hidden * self.query_width: (1 if gate else 2) * attention})
+        counts[2 * self.hidden * self.query_width] += attention * gate
+        counts[self.hidden * self.kv_width] += 2 * attention
+        if (recurrent := self.recurrent) is not None:
+            for rows, columns in recurrent.linears:
+                counts[rows * columns] += recurrent.layers
         if (experts := self.experts) is None:
             counts[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
         else:  # a block's experts are two weights: into them and out
@@ -162,7 +176,7 @@ class Shape:
     @property
     def layer_parameters(self) -> int:
         """Weights of one block, about: what is not embedding, divided evenly."""
-        return max(0, self.parameters - self.ends) // self.layers
+        return max(0, self.parameters - self.frozen - self.ends) // self.layers
 
 
 def from_config(config: Mapping[str, Any], where: str, parameters: int | None = None) -> Shape:
@@ -176,6 +190,8 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
     family = _family(reader)
     sizes = _sizes(reader, family)
     experts, latent = family.experts_of(reader, sizes.get("layers", 1)), family.latent_of(reader)
+    layers, hidden = sizes.get("layers", 1), sizes.get("hidden", 1)
+    recurrent = family.recurrent(reader, layers, hidden) if family.recurrent else None
     tied, block = reader.switch("tie_word_embeddings", family.tied), family.block_of(reader)
     reader.check()
     shape = Shape(
@@ -186,6 +202,7 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         block=block,
         experts=Experts(**experts) if experts else None,
         latent=Latent(**latent) if latent else None,
+        recurrent=recurrent,
         **sizes,
     )
     count = family.count(shape, reader)
@@ -195,6 +212,39 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         )
     reader.check()
     return replace(shape, parameters=parameters or count)
+
+
+def described(sizes: Mapping[str, Any], model_type: str) -> Shape:
+    """The shape of a network without formulas, from what its own class says: for the terms of weights and speed.
+
+    sizes: Shape's fields. What its blocks keep is taken for a Llama's, and the shape says so.
+    """
+    assumed = (f"{model_type} has no formulas: where no trace is, its blocks are taken for a Llama's",)
+    return Shape(**{**sizes, "assumed": assumed})
+
+
+def config_of(shape: Shape, model_type: str = "llama") -> dict[str, Any] | None:
+    """A transformers config of this shape, the other way round from `from_config`; None where the network differs.
+
+    model_type: the family whose blocks it has.
+    """
+    family = FAMILIES[model_type]
+    if (
+        shape.block != family.block
+        or (shape.experts, shape.latent) != (None, None)
+        or shape.gated != family.gated
+    ):
+        return None
+    sizes = {
+        family.names(name)[0]: getattr(shape, field)
+        for name, field in Family.SIZES.items()
+        if family.names(name)
+    }
+    return {
+        "model_type": model_type,
+        **{name: size for name, size in sizes.items() if size is not None},
+        "tie_word_embeddings": shape.tied,
+    }
 
 
 def from_numbers(
@@ -331,7 +381,7 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
             LIMITS,
         )
         for key, right in family.only.items()
-        if config.get(key, right) != right
+        if config.get(key) not in (None, right)
     ]
     sizes: dict[str, int] = {}
     for name in Family.SIZES:

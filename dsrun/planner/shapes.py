@@ -61,6 +61,8 @@ def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
         return from_config(fields["config"], name, parameters), ()
     head_dim = fields.get("head_dim", fields["hidden"] // fields["heads"])
     block = FAMILIES[fields["like"]].block if "like" in fields else LLAMAS
+    if fields.get("dropout"):
+        block = replace(block, dropouts=2, attention_dropout=True)
     built = Shape(
         parameters=parameters or 0,
         layers=fields["layers"],

@@ -32,9 +32,20 @@ CPU_EFFICIENCY = 0.45
 ATTENTION = 2.0
 """Weight of an operation in attention's kernels: they reach about half of the rate of matrix products, as
 llm-foundry's rows from 512 to 65,536 tokens show."""
+REFERENCE_HIDDEN = 4096
+"""Hidden size of the models that BYTES_AN_OPERATION was read from."""
+MATRIX_KERNELS = 8 / 35
+"""Share of a block's kernels that are matrix products or attention: of Llama's, 8 of 35."""
 LAUNCH_MS = {0: 5.0, 1: 8.0, 2: 11.0, 3: 15.5}
 """ZeRO's stage -> milliseconds a layer and micro step that Python takes to launch the work and, under ZeRO-3, to fetch
 and release weights. Short rows can't go below it: Qwen-7B under ZeRO-3 takes as long for 256 tokens as for 512."""
+LOOPED_EXPERT = {0: 0.3, 1: 0.3, 2: 0.3, 3: 1.0}
+"""ZeRO's stage -> time to launch an expert in a loop, as a share of a layer's (LAUNCH_MS).
+
+Its kernels are 10 of a block's 35. Under ZeRO-3 nothing is fetched ahead, since nobody knows which expert is next: all
+48 x 128 of Qwen3-30B-A3B's take 91.2 s a micro step on 16 A800 (ms-swift's documentation), which is a layer's time for
+each. Of the other stages no published run is known.
+"""
 FSDP_LAUNCH_MS = 8.0
 """Milliseconds a layer and micro step under FSDP, whose hooks are at whole blocks (assumed: no table shows it)."""
 OVERLAP = 0.3
@@ -50,6 +61,12 @@ DEQUANTIZED = {"gptq4": 0.09, "nf4": 0.3, "nf4-single": 0.3, "int8": 0.3}
 """Quantized weights -> share of the GPU memory's bandwidth that turning them into 16 bits gets.
 
 GPTQ's follows from Qwen's Q-LoRA table (7B to 72B: 70e9 weights a second); the others are assumed.
+"""
+FP8 = {"rowwise": 1.16, "tensorwise": 1.36}
+"""Scales of fp8 products -> how much faster the layers' products are with them, casts and all, compiled.
+
+Of torchtitan's own runs of Llama-3-8B on 8 H100s at 8k tokens: 5,760 tokens/s in bf16, 6,424 rowwise, 7,186 tensorwise
+(its commit 7a04053; the last one gathers in 8 bits, too, which hides behind computing). Products are 0.75 of the time.
 """
 NODE_PCIE_GB_S = 24.0
 """The most that all of a node's GPUs together move between host and GPU under offload.
@@ -136,9 +153,15 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     peak = peak_rate(setup, hardware)
     flops = tokens * computed_a_token(setup)
     work = flops / (peak * hardware.efficiency)
+    beside = work * (1 - hardware.efficiency) * (_moved(setup) - 1)
+    work += beside
     dequantize = _dequantize(setup, hardware)
-    launch = max(0.0, _launch(setup) - work - dequantize)
-    # A micro step can't be shorter than Python takes to launch it: only what that takes beyond the work counts.
+    # No kernel can be shorter than Python takes to launch it: only what that takes beyond the work counts. Products
+    # have most of the work and few of the launches, so that the others wait long before they do.
+    products, others = flops / peak, work - flops / peak + dequantize
+    started = _launch(setup)
+    launch = max(0.0, MATRIX_KERNELS * started - products)
+    launch += max(0.0, (1 - MATRIX_KERNELS) * started - others)
     busy = work + dequantize + launch
     moved = traffic(setup)
     # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
@@ -216,11 +239,16 @@ def traffic(setup: Setup) -> Traffic:
     the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
     gather the new weights (2 Psi each). DDP sums the gradients in the last (4 Psi). Only trained weights have any.
     With a second copy of the weights in each node (ZeRO++'s hpZ, arXiv 2306.10209) backward gathers within the node.
+    ZeRO++'s qgZ sends gradients twice, in 4 bits: within the nodes, and their sums between them; qwZ gathers 8 bits.
     FSDP's copies (hybrid sharding) are counted as one model over all ranks, which is more than they send across hosts.
     """
-    gradients = float(_width(setup) * setup.trained)
+    gradients, within = float(_width(setup) * setup.trained), 0.0
+    if setup.quantized_reduce and setup.nodes > 1:
+        gradients = within = 0.5 * setup.trained
     if _copy_in_node(setup):
-        return Traffic(_gathered(setup) + gradients, 0.0, 0.0, _gathered(setup))
+        return Traffic(_gathered(setup) + gradients, 0.0, 0.0, _gathered(setup) + within)
+    if within:
+        return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0, within)
     if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):
         return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0)
     if setup.engine == "torch" or setup.stage == 0:
@@ -234,8 +262,10 @@ def _copy_in_node(setup: Setup) -> bool:
 
 
 def _link_pace(setup: Setup, hardware: Hardware) -> float:
-    """Seconds per byte that the ranks which share a second copy of the weights gather from it."""
-    return (setup.secondary - 1) / (setup.secondary * 1e9 * hardware.link_gb_s)
+    """Seconds per byte that the ranks of a node send one another: those that share a second copy of the weights, or
+    all."""
+    ranks = setup.secondary if _copy_in_node(setup) else setup.gpus // setup.nodes
+    return (ranks - 1) / (ranks * 1e9 * hardware.link_gb_s)
 
 
 def waiting(busy: float, moving: float) -> float:
@@ -246,6 +276,8 @@ def waiting(busy: float, moving: float) -> float:
 def _gathered(setup: Setup) -> float:
     """Bytes of all weights, as they are gathered."""
     held = QUANTIZED[setup.quantized] if setup.quantized else _width(setup)
+    if setup.quantized_gather:
+        held = 1  # and a scale of 4 bytes for up to 8,000 (CUDAQuantizer in runtime/zero/partition_parameters.py)
     return float(held * setup.shape.parameters + _width(setup) * setup.adapters)
 
 
@@ -272,7 +304,17 @@ def peak_rate(setup: Setup, hardware: Hardware) -> float:
 def computed_a_token(setup: Setup) -> float:
     """Operations for a token, weighed by the time that they take: with what is computed again."""
     tiled = 2 * setup.tiled_share * setup.shape.parameters
-    return flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION) + tiled
+    return (
+        flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION) + tiled - _saved_by_fp8(setup)
+    )
+
+
+def _saved_by_fp8(setup: Setup) -> float:
+    """Operations whose time products in fp8 save for a token. Experts and the output's layer stay as they are."""
+    if not setup.fp8 or setup.engine != "fsdp" or setup.shape.experts is not None or setup.method != "full":
+        return 0.0
+    products = 2 * (3 + setup.recomputed_share) * max(0, setup.shape.parameters - setup.shape.ends)
+    return products * (1 - 1 / FP8[setup.fp8])
 
 
 def flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
@@ -285,7 +327,7 @@ def flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> floa
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
-    scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
+    scores = 2 * shape.attention_layers * shape.query_width * length * (1 if setup.flash else 2)
     blocks = max(0, shape.active - shape.ends)
     weights = blocks + shape.embedding  # the output matrix; a tied one is the embedding itself
     trained = setup.trained * (weights / shape.parameters if setup.method == "full" else 1)
@@ -308,7 +350,26 @@ def _not_again(setup: Setup) -> int:
 def _launch(setup: Setup) -> float:
     """Seconds that a micro step takes at least, however little there is to compute."""
     by_engine = {"deepspeed": LAUNCH_MS[setup.stage], "fsdp": FSDP_LAUNCH_MS, "torch": LAUNCH_MS[0]}
-    return 1e-3 * setup.shape.layers * by_engine[setup.engine]
+    layer = 1e-3 * setup.shape.layers * by_engine[setup.engine]
+    if (experts := setup.shape.experts) is None or not setup.looped_experts:
+        return layer
+    share = LOOPED_EXPERT[setup.stage if setup.engine == "deepspeed" else 0]
+    return layer * (1 + share * experts.count * (1 - experts.dense / setup.shape.layers))
+
+
+def _moved(setup: Setup) -> float:
+    """Memory traffic of an operation, relative to BYTES_AN_OPERATION: 1 but for mixtures of experts.
+
+    The inside of a feed-forward block as wide as f moves 8 f bytes a token for the 18 h f operations of its products;
+    a chosen expert 4 h more, as its tokens are brought together and apart again, and its matrices are narrow.
+    """
+    shape = setup.shape
+    if (experts := shape.experts) is None:
+        return 1.0
+    each = (8 * experts.width + 4 * shape.hidden) / (18 * shape.hidden * experts.width)
+    mixed = 3 * experts.chosen * experts.width * shape.hidden * (shape.layers - experts.dense)
+    share = min(1.0, mixed / max(1, shape.active - shape.ends))
+    return 1 + share * (each * 18 * REFERENCE_HIDDEN / 8 - 1)
 
 
 def _dequantize(setup: Setup, hardware: Hardware) -> float:

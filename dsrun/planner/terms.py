@@ -37,7 +37,8 @@ GPU: dict[str, Term] = {
     "fp32_gradients": Term("gradients summed in fp32 at stage 1", "4 T", "runtime/bf16_optimizer.py"),
     "activations": Term("what backward needs of every block",
         "Llama's: b s L (16 h + 4 (queries + keys) + 8 f); LoRA 8, 4, 6 and its inputs; "
-        "what is computed again 2 b s h, on the host with offload; in tiles without an MLP's inside, 8 f",
+        "what is computed again 2 b s h (4 with an fp32 residual stream), on the host with offload; "
+        "in tiles without an MLP's inside, 8 f",
         "transformers' blocks, with torch's saved-tensor hooks"),
     "layer": Term("one block's activations, made again with checkpointing",
         "b s (16 h + ...)", "the same"),
@@ -48,9 +49,13 @@ GPU: dict[str, Term] = {
         "12 t v + 2 b s h + 6 T's part in v h",
         "transformers 5; liger-kernel's ops/fused_linear_cross_entropy.py; arXiv:2506.13996, 3.1"),
     "dequantized": Term("the quantized matrix that is in use, in 16 bits", "2 h f (GPTQ: 6)", "bitsandbytes, AutoGPTQ"),
-    "dequantized_head": Term("the output weights in 16 bits, where they are quantized, too", "2 v h", "bitsandbytes"),
+    "dequantized_head": Term("the output weights in 16 bits, where they are quantized, too, or fp32",
+        "2 v h", "bitsandbytes; torch's autocast"),
+    "fp8_casts": Term("an MLP's input and weight in 8 bits, with --fp8", "2 (b s f + h f)",
+        "torchao's float8/float8_linear.py"),
     "gathered": Term("weights that stay gathered between their uses",
-        "w (max_reuse_distance / 2 + v h), at most w Psi; FSDP: two layers, in bf16",
+        "w (max_reuse_distance / 2 + v h), at most w Psi; FSDP: 2 w p + w l, with p the largest part, l a layer "
+        "(quantized as it is)",
         "runtime/zero/partitioned_param_coordinator.py; torch's fsdp/_fully_shard/_fsdp_param_group.py"),
     "buckets": Term("buckets that gradients are reduced in",
         "w reduce_bucket_size, twice with overlap_comm", STAGE12),
@@ -59,9 +64,11 @@ GPU: dict[str, Term] = {
     "carried": Term("gradients of earlier micro batches",
         "w T, / N at stage 2 and with FSDP (whole_gradients: whole)", STAGE12),
     "gradients": Term("gradients when backward ends",
-        "w T, / N at stage 2 (twice with accumulation); FSDP: 4 T / N and a layer's", STAGE12),
+        "w T, / N at stage 2 (twice with accumulation); FSDP: 4 T / N + (4 + w) p, less what is ungathered by then",
+        STAGE12),
     "step": Term("temporaries of the optimizer's step",
-        "stage 0: 10 T; 1: 2 T + 6 T / N; 2: 8 T / N; 3: 6 sub_group_size; torch's AdamW: 8 at stage 3",
+        "stage 0: 10 T; 1: 2 T + 6 T / N; 2: 8 T / N; 3: 6 sub_group_size; torch's AdamW: 8 at stage 3; "
+        "FSDP, and without DeepSpeed: the gradients, with torch's AdamW a moment more",
         "runtime/fp16/fused_optimizer.py, runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py"),
 }  # fmt: skip
 """The terms on the GPU."""
@@ -91,6 +98,8 @@ HOST: dict[str, Term] = {
         "w Psi x ranks, without zero.Init", "transformers' from_pretrained"),
     "saving_copies": Term("what passes through while a checkpoint is written",
         "the largest tensor of a rank", "torch.save"),
+    "checkpoint_copy": Term("the checkpoint that is written beside the training (--async-save)",
+        "12 T / nodes, and w T at stages 1 and 2; FSDP: 12 T / nodes", "dsrun/planner/disk.py"),
     "gloo_copy": Term("what gloo copies of a bucket that it scatters, on CPUs",
         "w reduce_bucket_size", "measured"),
     "kept_by_malloc": Term("what malloc keeps of freed blocks below 32 MiB, on CPUs",
@@ -104,7 +113,7 @@ SPEED: dict[str, Term] = {
     "launch": Term("what Python takes to launch the work, where that is longer",
         "5 to 15.5 ms a layer", "published runs"),
     "communication": Term("what computing does not hide of gathering and reducing",
-        "6 w / 2 Psi at stage 3, w Psi at 2", ZERO),
+        "6 w / 2 Psi at stage 3 (gathered in 8 bits: 2 + w; reduced in 4: 1/2), w Psi at 2", ZERO),
     "step_communication": Term("the communication at the step's end",
         "2 w Psi at stages 0 and 1, w Psi at 2", ZERO),
     "dequantize": Term("turning quantized weights into 16 bits", "Psi, forward and back", "published runs"),

@@ -297,6 +297,23 @@ def foreign_bases(package: PackageReleases, known: Iterable[Definition]) -> tupl
     return tuple(found)
 
 
+def parameters(path: str) -> dict[str, int]:
+    """What a function, method or class takes, each with the releases that take it as bits; empty where that wasn't
+    read."""
+    package = packed.package_of(path)
+    module, rest = longest_module(package, path) if package else (None, [])
+    if package is None or module is None or not rest:
+        return {}
+    found: dict[str, int] = {}
+    for one in definitions(package, module, rest[0]):
+        if len(rest) == 1:
+            _add(found, _parameters(package, one, {}))
+            continue
+        for entry, had in _members(package, one, rest[1]):
+            _add(found, _written(entry, ")", had))
+    return found
+
+
 def _parameter(
     package: PackageReleases, module: PackedModule, parts: list[str], path: str, parameter: str
 ) -> NameRecord:

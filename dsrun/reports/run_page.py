@@ -18,12 +18,13 @@ from dsrun.job.layout import DATA_REPORT, EVENTS, METRICS
 from dsrun.job.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
-from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.runs.outcome import AFTER, Answer, answers
+from dsrun.jobs.runs.past_runs import WORSE, Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
 from dsrun.reports import figures, sections
 from dsrun.reports.figures import Figure
-from dsrun.reports.sections import Answer, SettingRow
+from dsrun.reports.sections import SettingRow
 from dsrun.words import counted, gib_text, loss_text, span_text, time_text
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ KINDS = {
     "stopped": "warn", "broken": "bad",
 }  # fmt: skip
 """First word of a state -> how a page shows it."""
+MOST_ANSWERS = 12
+"""Answers that a page shows, at most."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class RunPage:
 
 def kind_of(state: str) -> str:
     """The look of a state: good, live, bad, warn or quiet."""
-    return KINDS.get(state.partition(":")[0], "quiet")
+    return "warn" if state == WORSE else KINDS.get(state.partition(":")[0], "quiet")
 
 
 def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str = "step") -> RunPage:
@@ -127,7 +130,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damage
     page = RunPage(
         name=line.name,
         path=str(run.path),
-        state=run.state,
+        state=run.state_text,
         why=run.why,
         subtitle=" · ".join([*parts, job.accelerator.upper(), devices_text(job.hosts)]),
         tiles=[_time_tile(line)],
@@ -168,7 +171,7 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, d
         data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA_REPORT),
         first_example=damaged.unless(lambda: sections.first_example(data), "", DATA_REPORT),
         scores=sections.scores(run),
-        answers=damaged.unless(lambda: sections.answers(run.path), [], sections.AFTER),
+        answers=damaged.unless(lambda: answers(run.path, MOST_ANSWERS), [], AFTER),
     )
 
 
@@ -201,6 +204,9 @@ def _tiles(line: Summary, columns: StepColumns) -> list[Tile]:
     tiles = [Tile("Step", f"{line.steps or 0:,}", f"of {total}"), Tile("Loss", loss, began)]
     if evals:
         tiles.append(Tile("Evaluation loss", loss_text(evals[-1][1]), f"from {loss_text(evals[0][1])}"))
+    if line.score:
+        name = line.score.name
+        tiles.append(Tile(name[0].upper() + name[1:], f"{line.score.value:.2f}", line.score.beside))
     if line.tokens_per_second:
         tiles.append(Tile("Tokens a second", f"{line.tokens_per_second:,.0f}", "over the last steps"))
     if line.memory_bytes is not None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
-from dsrun.files import open_inside
 from dsrun.host.hiding import shown_arguments, shown_value
 from dsrun.job.job import AnyJob, Job, ScriptJob
-from dsrun.job.run_folder import json_object
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.launchers.common.environment import COMPUTING
@@ -26,23 +22,10 @@ RANK_HEAD = ("rank", "host", "state", "GPU allocated", "GPU reserved", "host mem
 DATA_HEAD = ("file", "format", "weight", "rows", "tokens", "left out")
 MOST_RANKS = 64
 """Ranks in a table, at most."""
-AFTER, BEFORE = "generated_predictions.jsonl", "before_training.generated_predictions.jsonl"
-MOST_ANSWERS, ANSWERS_BYTES = 12, 1 << 20
-"""Answers that are shown; bytes of their file that are read for it, at most."""
 MOST_EVENTS = 60
 """Lines of what happened, at most: the first and the last ones."""
 NOT_LISTED = ("ds_config", "prepared", "prediction", "origins", "hosts", "format", "run_dir", "kind")
 """Fields of job.json that a page shows in another form, or that say nothing to people."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A prompt, the answer in the file, and the model's before and after training."""
-
-    prompt: str
-    expected: str
-    before: str | None
-    after: str
 
 
 @dataclass(frozen=True)
@@ -201,30 +184,6 @@ def scores(run: Run) -> list[list[str]]:
         for name in names
     ]
     return [["score", *by_time], *rows]
-
-
-def answers(run_dir: Path) -> list[Answer]:
-    """The first answers to held-out prompts, those of the untrained model beside them where there are any."""
-    before = {line.get("prompt"): line.get("predict") for line in _lines(run_dir / BEFORE)}
-    return [
-        Answer(
-            prompt=str(line.get("prompt", "")),
-            expected=str(line.get("labels", "")),
-            before=str(before[line.get("prompt")]) if line.get("prompt") in before else None,
-            after=str(line.get("predict", "")),
-        )
-        for line in _lines(run_dir / AFTER)[:MOST_ANSWERS]
-    ]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines at the start of a run's file; none where it isn't there. Raises UnfitFileError."""
-    try:
-        with open_inside(path.parent, path.name, most=sys.maxsize) as file:
-            content = file.read(ANSWERS_BYTES)
-    except OSError:
-        return []
-    return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
 
 
 def environment(facts: Mapping[str, Any]) -> list[SettingRow]:

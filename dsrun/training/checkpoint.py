@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -40,30 +41,113 @@ def save(engine: Engine, job: Job, step: int) -> Path:
     resumed from. Until then the checkpoint before it stays.
     Raises DsrunError where a file can't be written.
     """
-    run_dir, first, backend = Path(job.run_dir), dist.get_rank() == 0, backend_of(job)
-    folder = run_dir / CHECKPOINTS / f"{PREFIX}{step}"
-    try:
-        if first:
-            _remove_rest(run_dir, folder)
-        barrier()  # nobody writes into a folder that rank 0 is about to remove
+    folder = _folder(job, step)
+    with _given_back(folder, job):
+        _make_room(folder)
         engine.save(folder, step)
-        written = _reach_disk_with_digests(folder, _own_files(folder, job))
-        barrier()  # has no time limit, as the exchange below has: a rank may write for long
-        files = {name: file for of_rank in from_all_ranks(written) for name, file in of_rank.items()}
-        if first:
-            _mark(folder, Mark(step, backend.layout(job), files))
+        _commit(folder, job, step, _reach_disk_with_digests(folder, _own_files(folder, job)))
+    _drop_older(job)
+    return folder
+
+
+class PendingSave:
+    """A checkpoint whose files a thread writes, of copies in main memory, while the training goes on.
+
+    1. All ranks copy what they are going to write. This is all that the training waits for.
+    2. A thread of each rank writes, waits until the files are on the disk, and makes their digests. It takes part in no
+       collective: those of the training would get out of order.
+    3. When the threads of all ranks are done, which the training finds out beside the loss (`written`), or as nobody
+       has anything else to do, all ranks `finish`: the mark is made, and older checkpoints go.
+
+    What ends the run before the third leaves a folder without a mark, and the checkpoint before it, as a save does.
+    """
+
+    def __init__(self, engine: Engine, job: Job, step: int) -> None:
+        """Copy, and begin to write. Every rank makes the same call. Raises DsrunError where the folder can't be
+        written."""
+        self.step, self.folder = step, _folder(job, step)
+        self._job = job
+        self._files: dict[str, WrittenFile] = {}
+        self._error: BaseException | None = None
+        with _given_back(self.folder, job):
+            _make_room(self.folder)
+            self._capture = engine.capture(self.folder, step)
+        self._thread = threading.Thread(target=self._write, name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            # In the thread, too, room is given back before the error is told: by then the disk is not full any more.
+            with _given_back(self.folder, self._job):
+                self._capture.write()
+                self._files = _reach_disk_with_digests(self.folder, _own_files(self.folder, self._job))
+        except BaseException as error:  # which `written` raises where the training sees it
+            self._error = error
+
+    def written(self) -> bool:
+        """Whether this rank's files are on the disk. Raises what its thread ended with."""
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def finish(self) -> None:
+        """Wait for all ranks' files, and mark the checkpoint. Every rank makes the same call. Raises as `save`."""
+        self._thread.join()
+        self.written()
+        with _given_back(self.folder, self._job):
+            barrier()  # without a time limit: another rank may write for longer
+            self._capture.close()
+            late = [
+                path
+                for path in _own_files(self.folder, self._job)
+                if str(path.relative_to(self.folder)) not in self._files
+            ]
+            files = {**self._files, **_reach_disk_with_digests(self.folder, late)}
+            _commit(self.folder, self._job, self.step, files)
+        _drop_older(self._job)
+
+
+def _folder(job: Job, step: int) -> Path:
+    return Path(job.run_dir) / CHECKPOINTS / f"{PREFIX}{step}"
+
+
+@contextlib.contextmanager
+def _given_back(folder: Path, job: Job) -> Iterator[None]:
+    """While a checkpoint is written: where that fails, remove what this rank wrote, and raise the error in words."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         # In words first: once the half of a checkpoint is removed, the disk is not full any more.
         in_words = refused(folder, error, HINT)
         _give_back(folder, job)
         raise in_words from error
-    if first:
-        for old in whole_checkpoints(run_dir)[: -job.training.keep_checkpoints]:
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what would be in the way of a new checkpoint. Every rank takes part."""
+    if dist.get_rank() == 0:
+        _remove_rest(folder.parent.parent, folder)
+    barrier()  # nobody writes into a folder that rank 0 is about to remove
+
+
+def _commit(folder: Path, job: Job, step: int, written: dict[str, WrittenFile]) -> None:
+    """Mark a checkpoint, whose files are on the disk, as whole. Every rank takes part. written: this rank's files."""
+    barrier()  # has no time limit, as the exchange below has: a rank may write for long
+    files = {name: file for of_rank in from_all_ranks(written) for name, file in of_rank.items()}
+    if dist.get_rank() == 0:
+        _mark(folder, Mark(step, backend_of(job).layout(job), files))
+
+
+def _drop_older(job: Job) -> None:
+    """Remove all checkpoints but the newest. Every rank takes part, and waits until the mark is made."""
+    if dist.get_rank() == 0:
+        for old in whole_checkpoints(Path(job.run_dir))[: -job.training.keep_checkpoints]:
             # What can't be removed now has lost its mark, and goes before the next checkpoint is written.
             with contextlib.suppress(OSError):
                 _remove(old)
     barrier()
-    return folder
 
 
 def remove(folder: Path) -> None:

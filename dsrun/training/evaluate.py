@@ -26,7 +26,7 @@ from dsrun.training.data.batches import (
     shares,
     training_batch,
 )
-from dsrun.training.data.packing import borders, takes_borders
+from dsrun.training.data.packing import borders, keeps_states, takes_borders
 from dsrun.training.engines.sequence_parallel import undivided
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
@@ -51,7 +51,8 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     order = sorted(range(len(examples)), key=examples.length)
     batches = filled(examples, order, job.micro_batch * examples.length(order[-1]))
     total = torch.zeros(2, dtype=torch.float64)
-    unmasked, sp = takes_borders(engine.module), job.parallel.sp
+    # Layers with a state take borders with certain kernels only, and one example needs none.
+    unmasked, sp = takes_borders(engine.module) and not keeps_states(engine.module), job.parallel.sp
     index = dist.get_rank() % sp
     engine.eval()
     with engine.whole() as whole:

@@ -83,7 +83,7 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
     names: dict[str, str] = {}
     tied: dict[int, list[str]] = {}  # one tensor under several names, of which the checkpoint may have any
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad or not job.peft.freezes:
+        if parameter.requires_grad:  # towers stay as they are, and are in no checkpoint
             tied.setdefault(id(parameter), []).append(name)
     for several in tied.values():
         stored = next((name for name in several if name in trained), None)

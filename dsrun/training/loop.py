@@ -125,6 +125,10 @@ class Trainer:
 
     compilation: Compilation | None = None
     """Notes on the work of --compile."""
+    pending: checkpoint.PendingSave | None = None
+    """The checkpoint that is being written beside the training."""
+    all_written = False
+    """Whether all ranks have written their files of it."""
     masks_padding = False
     """Whether the model gets a mask of padding, for its routers' loss."""
     loss_before: LossBefore | None = None
@@ -210,6 +214,7 @@ class Trainer:
         # The last checkpoint comes before everything that may still fail. Where it isn't wanted beside the model, it
         # goes again once the model is written.
         spec, total = self.job.training, self.total_steps
+        self._settle()
         last = self._save(total) if spec.writes_last(total) and start < total else resume_from
         self._evaluate(total)
         self._check_weights(total)
@@ -250,15 +255,21 @@ class Trainer:
                 if done % self.eval_steps == 0 and done < self.total_steps and request != STOP:
                     self._evaluate(done)
                     self.report.phase("training")
+                if self.all_written and not self.loss_check.troubled:
+                    self._settle()
                 due = done % self.job.training.save_steps == 0 and done < self.total_steps
                 # After a bad loss the weights may be bad, too, and a save would drop an older, good checkpoint.
-                if (due and not self.loss_check.troubled) or request != NOTHING:
-                    self._save(done, requested=request != NOTHING)
+                if request != NOTHING:
+                    self._save(done, requested=True)
+                elif due and not self.loss_check.troubled:
+                    self._save_beside(done) if self.job.training.async_save else self._save(done)
                 if request == STOP:
                     return done
         return None
 
     def _save(self, done: int, *, requested: bool = False) -> Path:
+        """Write a checkpoint. Whoever has asked for one waits until it is whole."""
+        self._settle()
         self._check_weights(done)
         self.report.phase("writing a checkpoint")
         folder = checkpoint.save(self.engine, self.job, done)
@@ -268,6 +279,24 @@ class Trainer:
         self.report.event("checkpoint", path=str(folder), step=done, **fields)
         self.report.phase("training")
         return folder
+
+    def _save_beside(self, done: int) -> None:
+        """Begin to write a checkpoint, once the one before it is whole."""
+        self._settle()
+        self._check_weights(done)
+        self.report.phase("copying a checkpoint")
+        self.pending = checkpoint.PendingSave(self.engine, self.job, done)
+        self.report.phase("training")
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written beside the training, if there is one, and mark it."""
+        if self.pending is None:
+            return
+        self.report.phase("writing a checkpoint")
+        pending, self.pending, self.all_written = self.pending, None, False
+        pending.finish()
+        self.report.event("checkpoint", path=str(pending.folder), step=pending.step)
+        self.report.phase("training")
 
     def _check_weights(self, done: int) -> None:
         """Raise TrainingError where a weight is not finite: what was written earlier must not be replaced by it."""
@@ -290,6 +319,7 @@ class Trainer:
         numbers, and wherever the engine's own step waits.
         """
         began = time.perf_counter()
+        written = self.pending is not None and self.pending.written()
         # Models have dropout of their own, and routers may draw: with a seed a step, a resumed run draws what an
         # undisturbed one would have drawn on as many ranks. Tensor-parallel neighbours have the same seed, for they
         # share a layer's input, of which they must drop the same.
@@ -305,12 +335,16 @@ class Trainer:
             loss_sum = self.engine.take_step(batches, totals, loss, varies=varies)
         except FloatingPointError as error:
             raise self.loss_check.given_up(step + 1) from error
-        # Loss, request and the routers' counts go in one all-reduce. Only rank 0 has a request, so the sum is its own.
+        # Loss, request, how many ranks have written a checkpoint, and the routers' counts go in one all-reduce.
+        # Only rank 0 has a request, so the sum is its own.
         request = self.requests.look() if self.rank == 0 else NOTHING
-        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])
+        sums = torch.stack([loss_sum, *(torch.full_like(loss_sum, value) for value in (request, written))])
         sums = torch.cat([sums, self.experts.taken()])
         dist.all_reduce(sums)
-        (loss_over_ranks, request_of_all, *routed), norm = _on_host(sums, self.engine.gradient_norm())
+        (loss_over_ranks, request_of_all, ranks_written, *routed), norm = _on_host(
+            sums, self.engine.gradient_norm()
+        )
+        self.all_written = ranks_written == self.job.world_size
         loss_over_ranks /= self.job.parallel.tp  # tensor-parallel neighbours all add the same share
         scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
@@ -406,7 +440,7 @@ class Trainer:
             kind = kind_of(self.job.training.metrics, self.eval_examples.answers)
             scores = write_and_score(answers, path, kind, self.tokenizer.chat_template)
             self.report.event(
-                "scores", when=when, scores=scores, rows=len(answers), path=str(path),
-                example_prompt=answers[0]["prompt"],
+                "scores", when=when, scores=scores, rows=len(answers), of=len(self.eval_examples.with_question),
+                path=str(path), example_prompt=answers[0]["prompt"],
             )  # fmt: skip
         barrier()

@@ -84,13 +84,19 @@ def _macro_f1(predictions: Sequence[str], references: Sequence[str]) -> float:
     return sum(2 * right[name] / (given[name] + there[name]) for name in there) / len(there)
 
 
+def _majority(predictions: Sequence[str], references: Sequence[str]) -> float:  # noqa: ARG001  (as all scores)
+    """The accuracy of always giving the commonest class: what a classifier has to beat."""
+    return Counter(map(_class, references)).most_common(1)[0][1] / len(references)
+
+
 CLASSIFICATION: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
     "exact-match": _exact_match,
     "accuracy": _accuracy,
     "macro-f1": _macro_f1,
+    "majority": _majority,
 }
 """Name -> the score of all predictions and their references, from 0 to 1. Exact match compares letters; accuracy and
-macro-F1 compare the classes that answers name (`_class`)."""
+macro-F1 compare the classes that answers name (`_class`); majority is the share of the commonest class."""
 
 
 def score(

@@ -25,6 +25,7 @@ from typing import Any
 
 from dsrun.data import cache, inputs
 from dsrun.data.conversations import is_text
+from dsrun.data.data_file import BadRows
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
@@ -106,6 +107,7 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         for line in lines(report):
             say(f"  {line}")
     _write_reports(job)
+    _check_bad_rows(job)
     _check_truncation(job)
 
 
@@ -125,6 +127,18 @@ def _check_rows(job: Job, kind: str, digests: Sequence[str]) -> None:
     cache.check_name(job, name, planned or now)
 
 
+def _check_bad_rows(job: Job) -> None:
+    """Raise DsrunError where more than MOST_BAD of the rows can't be trained on, unless --allow-bad-rows says so."""
+    path = Path(f"{job.prepared.train_rows}.json")
+    if job.data.official or job.data.allow_bad_rows or not path.is_file():
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    found = BadRows(report["read"], report["bad"] + report["empty"], tuple(report["dropped"].items()))
+    if found.too_many:
+        hint = f"Mend them: {report['bad_rows_file']} lists them. Or train on the others: --allow-bad-rows."
+        raise DsrunError(found.words, where=", ".join(job.data.train_files), hint=hint)
+
+
 def _check_truncation(job: Job) -> None:
     """Raise DsrunError where more than MOST_CUT of the training examples are cut, unless --allow-truncation says so."""
     path = Path(f"{job.prepared.train_rows}.json")
@@ -132,12 +146,14 @@ def _check_truncation(job: Job) -> None:
         return
     report = json.loads(path.read_text(encoding="utf-8"))
     if report["truncated"] > MOST_CUT:
-        limits = f"{job.data.max_source_length} + {job.data.max_target_length} tokens"
+        both = f"{job.data.max_source_length} + {job.data.max_target_length}"
+        limits = f"{job.data.max_length or both} tokens"
         parts = f"{report['prompts_shortened']:,} prompts and {report['responses_cut']:,} responses"
+        options = "--max-length" if job.data.max_length else "--max-source-length or --max-target-length"
         raise DsrunError(
             f"{report['truncated']:.0%} of {report['rows']:,} examples are longer than {limits}: {parts}",
             where=", ".join(job.data.train_files),
-            hint="Raise --max-source-length or --max-target-length, or train on what is left: --allow-truncation.",
+            hint=f"Raise {options}, or train on what is left: --allow-truncation.",
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
+from dsrun.options.table import NO_FP8
 from dsrun.training.reports.report import Report
 
 
@@ -31,15 +32,7 @@ def main() -> None:
     try:
         run(job, report, resume=arguments.resume)
     except BaseException as error:
-        if isinstance(error, TrainingError):
-            logging.getLogger(__name__).error("%s", error)
-        else:
-            logging.getLogger(__name__).exception("rank %d failed", rank)
-        report.failed(error)
-        report.close_trackers(failed=True)
-        # A clean shutdown would wait for the other ranks, which wait for this one.
-        sys.stderr.flush()
-        os._exit(1)
+        _give_up(report, error)
     all_sent = report.close_trackers()
     if not report.ended:
         report.finished()
@@ -51,6 +44,20 @@ def main() -> None:
     os._exit(0)
 
 
+def _give_up(report: Report, error: BaseException) -> None:
+    """Write down why this rank fails, and end the process."""
+    logger = logging.getLogger(__name__)
+    if isinstance(error, TrainingError):
+        logger.error("%s", error)
+    else:
+        logger.error("rank %d failed", report.rank, exc_info=error)
+    report.failed(error)
+    report.close_trackers(failed=True)
+    # A clean shutdown would wait for the other ranks, which wait for this one.
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def run(job: Job, report: Report, *, resume: bool) -> None:
     """Do all of this rank's work, from the imports to the last score."""
     report.phase("loading libraries")
@@ -58,12 +65,29 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     import torch
 
     from dsrun.training.barrier import barrier
-    from dsrun.training.engines import backend_of
 
-    backend_of(job).connect()
+    _meet(job, report)
     train(job, report, resume=resume)
     barrier()
     torch.distributed.destroy_process_group()
+
+
+def _meet(job: Job, report: Report) -> None:
+    """Connect this rank with the others. Raises TrainingError where some don't come or nothing gets through."""
+    import torch
+
+    from dsrun.training.engines import backend_of
+    from dsrun.training.meeting import Meeting
+
+    meeting = Meeting(job, lambda text: report.event("note", text=text))
+    report.phase("meeting the other ranks")
+    meeting.arrive()
+    on_gpu = job.accelerator == "cuda"
+    with meeting.watched(lambda error: _give_up(report, error)):
+        backend_of(job).connect()
+        meeting.exchange(
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+        )
 
 
 LIBRARIES = ("dsrun.training.loop", "transformers.modeling_utils")
@@ -94,9 +118,9 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
-    from dsrun.training.models import kernels
+    from dsrun.training.models import float8, kernels
     from dsrun.training.models.compiled import compile_layers
-    from dsrun.training.models.load import end_ids, load_model
+    from dsrun.training.models.load import end_ids, load_model, towers_note
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
@@ -121,6 +145,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     if attention != "sdpa":
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
+    if text := towers_note(job, model):
+        report.event("note", text=text)
     if job.peft.freezes:
         report.event("note", text=trained_share(model, job.peft.method))
     if job.training.liger:
@@ -128,6 +154,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
             report.event("note", text=text)
     if job.training.tile_tokens:
         report.event("note", text=take_tiles(model, job))
+    if job.training.fp8 != NO_FP8:
+        report.event("note", text=float8.take_float8(model, job))
     if job.training.compile:
         compile_layers(model)
     barrier()

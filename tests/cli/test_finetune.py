@@ -14,6 +14,7 @@ import pytest
 from running import needs_libaio
 
 from dsrun import catalog
+from dsrun.config.presets.preset import load
 from dsrun.job import run_folder
 from dsrun.job.job import Job
 from dsrun.models import model_files
@@ -355,7 +356,11 @@ def test_a_dry_run_from_a_hostfile(ask, dry_run, data):
 
 
 @pytest.mark.parametrize(("preset", "path"), catalog.files("presets").items())
-def test_a_dry_run_of_every_preset(dry_run, tmp_path, preset, path):
+def test_a_dry_run_of_every_preset(dry_run, ask, tmp_path, preset, path):
+    if load(preset).rounds:  # between hosts with GPUs alone
+        answer = ask("finetune", "llama-tiny", "--gpus", 1, "--preset", preset, "--dry-run")
+        assert answer.code == 1 and "needs NVIDIA GPUs" in answer.err and "there is one host" in answer.err
+        return
     nvme = ("--nvme-path", tmp_path) if "nvme" in path.read_text(encoding="utf-8") else ()
     if nvme:
         needs_libaio()

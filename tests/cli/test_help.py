@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from needed import since
 
-from dsrun.cli import GROUPS, cli
+from dsrun.cli import GROUPS, cli, module_of
 
 LISTED = """
 import sys
-from dsrun.cli import cli
+from dsrun.cli import cli, module_of
 cli.main(["--help"], standalone_mode=False)
 print(*sys.modules, file=sys.stderr)
 """
@@ -43,7 +43,7 @@ def test_every_command_stands_in_a_group():
 @pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
 def test_a_module_is_named_as_its_command(name):
     assert cli.get_command(click.Context(cli), name)
-    assert sys.modules[f"dsrun.cli.{name}"].__doc__.startswith(f"`dsrun {name}` (")
+    assert sys.modules[f"dsrun.cli.{module_of(name)}"].__doc__.startswith(f"`dsrun {name}` (")
 
 
 @pytest.mark.parametrize("name", ["", *cli.list_commands(click.Context(cli))])

@@ -13,7 +13,8 @@ from dsrun.cli.parsing.options import SHORT_FROM, TableCommand, given, options_o
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, PlanOptions
 from dsrun.options.declare import entries
 from dsrun.options.layers import Source, problems_of
-from dsrun.options.other_names import OTHER_NAMES
+from dsrun.trainers import other_names
+from dsrun.trainers.other_names import OTHER_NAMES
 
 SCREEN = 69
 """Lines that finetune's short help may have."""
@@ -154,3 +155,33 @@ def test_resume_says_that_a_run_goes_on_as_it_began():
 def test_every_other_name_leads_to_an_option():
     assert set(OTHER_NAMES.values()) <= {*TABLE, *entries(LaunchOptions)}
     assert not set(OTHER_NAMES) & set(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("--learning-rate", "lr"), ("--cutoff_len", "max_length"), ("--sequence_len", "max_length"),
+        ("--lora_r", "lora_rank"),
+        ("--num_train_epochs", "epochs"), ("--tuner_type", "method"), ("--val_dataset", "eval_file"),
+        ("--optim", "optimizer"),
+        ("--save_total_limit", "keep_checkpoints"), ("--nproc_per_node", "gpus"), ("--dataset_name", "train_file"),
+        ("--gradient_checkpointing", "activation_checkpointing"), ("--per_device_train_batch_size", "micro_batch"),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_is_answered_from_the_trainers_tables(option, field):
+    assert other_names.ours(option, TABLE) == field
+
+
+def test_an_option_without_a_counterpart_is_answered_with_why():
+    assert "an optimizer that dsrun doesn't have" in other_names.why_none("--use_galore")
+    done = CliRunner().invoke(finetune.command, ["m", "--pissa_init"])
+    assert "another start of LoRA's matrices" in done.output
+    assert other_names.why_none("--epochz") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [(("--lr", "1e-3x"), "number"), (("--max-steps", "many"), "whole number")]
+)
+def test_a_number_that_is_none_is_called_so(words, kind):
+    done = CliRunner().invoke(finetune.command, ["m", *words])
+    assert f"'{words[1]}' is not a valid {kind}." in done.output

@@ -208,12 +208,16 @@ def values(value, path="$"):
 
 
 KEYS = {
-    "$": {"version", "model", "place", "plans", "skipped", "advice", "usual", "cost", "notes"},
+    "$": {"version", "model", "place", "trainer", "plans", "skipped", "advice", "usual", "cost", "notes",
+          "knobs", "lengths", "timeline", "cards"},
     "plan": {
         "preset", "verdict", "chance", "used", "reason", "largest_micro_batch", "gpu", "host", "nvme_bytes",
         "checkpoint_bytes", "speed", "setup",
     },
-    "gpu": {"needed_bytes", "allocated_bytes", "reserved_bytes", "nvidia_smi_bytes", "peak_at", "peaks", "terms"},
+    "gpu": {
+        "by", "needed_bytes", "allocated_bytes", "formula_allocated_bytes", "reserved_bytes", "nvidia_smi_bytes",
+        "peak_at", "peaks", "at_peak", "terms",
+    },
     "host": {"peak_bytes", "peaks", "terms"},
     "speed": {"seconds_per_step", "tokens_per_second", "terms"},
     "advice": {"steps", "preset", "verdict", "nodes"},
@@ -607,6 +611,109 @@ def test_a_step_of_very_many_examples_is_planned_at_once(dsrun):
     assert all(plan["setup"]["micro_batch"] <= 4096 for plan in json.loads(said.out)["plans"])
 
 
+# What people ask
+
+
+def test_lengths_in_the_terminal_as_data_and_as_a_picture(dsrun, tmp_path):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--seq-len", 4096, "--lengths")
+    said = dsrun(*one)
+    assert said.code == 0 and "longest" in said.out and "|" in said.out
+    curves = json.loads(dsrun(*one, "--json").out)["lengths"]
+    assert {curve["preset"].split()[0] for curve in curves} >= {"zero2", "zero3"}
+    assert all(curve["points"][0]["bytes"] <= curve["points"][-1]["bytes"] for curve in curves)
+    file = tmp_path / "lengths.svg"
+    assert dsrun(*one, "--plot", file).code == 0
+    assert "<svg" in file.read_text(encoding="utf-8")
+
+
+def test_a_tight_plan_names_what_would_make_it_safe(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-40g", "--gpus", 8, "--preset", "zero3", "--micro-batch", 1)
+    one += ("--seq-len", 4096)
+    roomy = json.loads(dsrun(*one, "--json").out)
+    assert roomy["plans"][0]["verdict"] == "fits" and roomy["knobs"] == []
+    needed = roomy["plans"][0]["gpu"]["needed_bytes"]
+    memory = ("--gpu-memory", f"{needed / 0.97 / GIB:.3f}GiB", "--activation-checkpointing", "full")
+    result = json.loads(dsrun(*one, *memory, "--json").out)
+    assert result["plans"][0]["verdict"] == "tight"
+    assert result["knobs"] and all(knob["saves_bytes"] > 0 for knob in result["knobs"])
+    said = dsrun(*one, *memory)
+    assert "The first is tight" in said.out and "s a step" in said.out
+
+
+def test_cards_are_compared(dsrun, tmp_path):
+    one = (
+        "plan",
+        "llama-3-8b",
+        "--gpu",
+        "a100-80g",
+        "--gpus",
+        8,
+        "--price",
+        1.5,
+        "--card",
+        "h100-80g=3",
+        "--json",
+    )
+    rows = {row["card"]: row for row in json.loads(dsrun(*one).out)["cards"]}
+    assert set(rows) == {"a100-80g", "h100-80g"}
+    assert rows["h100-80g"]["hours"] < rows["a100-80g"]["hours"]
+    for name, price in (("a100-80g", 1.5), ("h100-80g", 3)):
+        assert rows[name]["price"] == pytest.approx(price * 8 * rows[name]["hours"])
+        assert rows[name]["kilowatt_hours"] > 0
+    every = json.loads(dsrun("plan", "llama-7b", "--gpu", "t4", "--card", "all", "--json").out)["cards"]
+    assert len(every) == len(catalog.files("presets/gpus"))
+    assert next(row for row in every if row["card"] == "t4")["price"] is None
+    for words in (("--card", "a100-80"), ("--card", "t4=cheap"), ("--card", "t4=-1")):
+        said = dsrun("plan", "llama-7b", "--gpu", "t4", *words)
+        assert said.code == 1 and words[1] in said.err
+
+
+def test_a_steps_timeline(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--timeline")
+    assert "between forward and backward" in dsrun(*one).out
+    result = json.loads(dsrun(*one, "--json").out)
+    assert max(each["bytes"] for each in result["timeline"]) == result["plans"][0]["gpu"]["allocated_bytes"]
+
+
+def test_gpus_of_all_nodes_or_of_each(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g")
+    said = dsrun(*one, "--gpus", 64, "--nodes", 8)
+    assert "512" in said.err and "--gpus 8 --nodes 8" in said.err
+    assert "in all" not in dsrun(*one, "--gpus", 8, "--nodes", 8).err
+
+
+def test_of_plans_that_tie_the_surest_and_simplest_comes_first(dsrun):
+    """As finetune takes it."""
+    plans = json.loads(dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--json").out)["plans"]
+    fitting = [plan for plan in plans if plan["verdict"] != "out of memory"]
+    fastest = min(plan["speed"]["seconds_per_step"] for plan in fitting)
+    assert fitting[0]["speed"]["seconds_per_step"] <= search.TIE * fastest
+    tied = [plan for plan in fitting if plan["speed"]["seconds_per_step"] <= search.TIE * fastest]
+    assert min(fitting[0]["chance"], search.SURE) == max(min(plan["chance"], search.SURE) for plan in tied)
+
+
+def test_layouts_that_tie_are_shown_once(dsrun):
+    one = (
+        "plan",
+        "llama-2-70b",
+        "--gpu",
+        "a100-80g",
+        "--gpus",
+        8,
+        "--nodes",
+        2,
+        "--seq-len",
+        2048,
+        "--layouts",
+        "--json",
+    )
+    few, every = (json.loads(dsrun(*one, *more).out) for more in ((), ("--wide",)))
+    assert len(few["layouts"]) < len(every["layouts"])
+    assert any("tie" in note for note in few["notes"]) and not any("tie" in note for note in every["notes"])
+    refused = [bool(row["refused"]) for row in few["layouts"] if row["verdict"] != "out of memory"]
+    assert refused == sorted(refused)
+
+
 # What is not modelled
 
 
@@ -617,6 +724,60 @@ def test_what_the_planner_does_not_model_is_noted_or_refused(dsrun):
     for words in (("--precision", "fp8"), ("--loss", "dpo"), ("--method", "grpo")):
         said = dsrun(*one, *words)
         assert said.code == 2 and words[0] in said.err
+
+
+def test_4_bit_weights_that_ranks_share(dsrun):
+    """They are planned, behind what finetune runs, and no line starts them."""
+    one = ("plan", "llama-3-70b", "--gpu", "a100-80g", "--gpus", 8, "--method", "qlora")
+    result = json.loads(dsrun(*one, "--json").out)
+    by_name = {plan["preset"]: plan for plan in result["plans"]}
+    assert by_name["zero3"]["verdict"] == "fits" and "zero3" not in result["skipped"]
+    assert by_name["zero3"]["gpu"]["terms"]["weights"] < by_name["zero2"]["gpu"]["terms"]["weights"] / 7
+    assert result["plans"][0]["preset"] != "zero3"
+    assert any("zero3" in note and "4-bit" in note for note in result["notes"])
+    alone = dsrun(*one, "--preset", "zero3")
+    assert alone.code == 0 and "With finetune" not in alone.out
+
+
+# --trainer
+
+
+def test_another_trainer(dsrun):
+    """Its defaults are planned, those that change a figure are said with their sources, and finetune isn't offered."""
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--seq-len", 4096, "--preset", "zero3")
+    own, other = (
+        json.loads(dsrun(*one, "--json", *more).out) for more in ((), ("--trainer", "llama-factory"))
+    )
+    assert (own["trainer"], other["trainer"]) == ("dsrun", "llama-factory")
+    assert other["plans"][0]["setup"]["variable_lengths"] and other["plans"][0]["setup"]["checkpointing"] == 1
+    assert any(
+        "checkpointing" in note and "GiB less" in note and "model_args" in note for note in other["notes"]
+    )
+    assert any("Hugging Face Trainer" in note and "GiB more" in note for note in own["notes"])
+    said = dsrun(*one, "--trainer", "llama-factory")
+    assert "With finetune" not in said.out and "With finetune" in dsrun(*one).out
+
+
+def test_what_is_said_comes_before_a_trainers_default(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--preset", "zero2", "--trainer", "hf", "--json")
+    plain = json.loads(dsrun(*one).out)["plans"][0]["setup"]
+    said = json.loads(dsrun(*one, "--packing", "--activation-checkpointing", "full").out)["plans"][0]["setup"]
+    assert (plain["checkpointing"], plain["variable_lengths"]) == (0, True)
+    assert (said["checkpointing"], said["variable_lengths"]) == (1, False)
+
+
+def test_a_trainer_without_deepspeed(dsrun):
+    one = ("plan", "llama-3-8b", "--gpu", "a100-80g", "--gpus", 8, "--trainer", "torchtune")
+    plans = json.loads(dsrun(*one, "--json").out)["plans"]
+    assert plans and {plan["setup"]["engine"] for plan in plans} == {"fsdp"}
+    said = dsrun(*one, "--preset", "zero3")
+    assert said.code == 1 and "no DeepSpeed" in said.err
+
+
+def test_a_trainer_that_there_is_not(dsrun):
+    said = dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--trainer", "axolot")
+    assert said.code == 1 and "'axolotl'" in said.err
+    assert dsrun("plan", "llama-3-8b", "--gpu", "a100-80g", "--trainer", "hf", "--layouts").code == 2
 
 
 def test_muon_is_modelled(dsrun):

@@ -27,7 +27,9 @@ def test_the_list(dsrun, lab):
 
 def test_a_config_is_json_on_stdout(dsrun):
     said = dsrun("preset", "zero2-offload", "--gpus", 2, "--nodes", 2, "--micro-batch", 3, "--grad-accum", 5)
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0
+    (note,) = said.err.splitlines()
+    assert "fp16 with its loss scaling" in note
     config = json.loads(said.out)
     assert config["train_batch_size"] == 60
     assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
@@ -165,3 +167,22 @@ def test_nothing_heavy_is_imported(imported, args):
     assert not found & HEAVY
     if "zero2-offload" not in args:
         assert not found & {"jinja2", "jsonschema", "rich"}  # jsonschema is for judging a config
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("a100-80g", "bf16"), ("v100-32g", "fp16")])
+def test_a_named_card_gets_what_it_does_best(dsrun, gpu, precision):
+    said = dsrun("preset", "zero2", "--gpu", gpu)
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out)[precision]["enabled"] is True
+
+
+@pytest.mark.parametrize("words", [("--precision", "fp32"), ("--set", "bf16.enabled=true"), ("--for", "hf")])
+def test_a_precision_that_is_given_or_left_open_has_no_note(dsrun, words):
+    assert "loss scaling" not in dsrun("preset", "zero2", *words).err
+
+
+def test_the_cards_of_this_machine_count(dsrun, monkeypatch):
+    monkeypatch.setattr("dsrun.cli.preset._best_here", lambda: "bf16")
+    said = dsrun("preset", "zero3")
+    assert said.err == ""
+    assert json.loads(said.out)["bf16"]["enabled"] is True

@@ -52,7 +52,8 @@ def make_run(work):
         path = work / "runs" / name
         data = {"train_file": work / "train.jsonl", "eval_file": work / "train.jsonl"}
         request = {"output_dir": path, "gpus": 2, "max_steps": 4, **data, **given}
-        job = plan(finetune_request("llama-tiny", **request), PAPER, os.environ).job
+        model = request.pop("model", "llama-tiny")
+        job = plan(finetune_request(model, **request), PAPER, os.environ).job
         with run_folder.held(path):
             run.write_folder(job, commands_of(job, os.environ), PAPER, os.environ)
             run_folder.write_state(path, "running")
@@ -78,13 +79,13 @@ def carried(monkeypatch):
     """Jobs that would be carried out: (job, resume) of each."""
     found = []
 
-    def carry_out(job, machine, environ, say, view, *, options, resume):
+    def carry_out(job, machine, environ, say, view, *, options, resume, run_file):
         found.append((job, resume))
         took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
         return {
             "model": "m", "best": None, "eval_loss": None, "perplexity": None,
             "scores": {}, "run_dir": job.run_dir, "example_prompt": None, "template_args": {},
-            "measured": took, "predicted": None,
+            "measured": took, "predicted": None, "answered": {}, "worse": False,
         }  # fmt: skip
 
     monkeypatch.setattr(run, "carry_out", carry_out)
@@ -204,12 +205,12 @@ def test_show(dsrun, make_run):
     for words in (
         "finished, 3 of 4 steps", "llama-tiny (random", "train.jsonl, held out: ", "zero2 (ZeRO stage 2), fp32",
         "2 on cpu", "8 examples a step: micro batch 4 x accumulation 1 x 2", "7.5000 -> 7.0000", "step 0: 7.7500",
-        "ROUGE-1 12.35", "200 tokens/s", "GiB of host memory (predicted ", f"logs        {path / 'logs'}",
-        f"config      {path / 'deepspeed.json'}",
+        "ROUGE-1 12.35", "200 tokens/s", "GiB of host memory (predicted ", "logs        logs\n",
+        "config      deepspeed.json\n",
     ):  # fmt: skip
         assert words in said.out, said.out
     again = next(line for line in said.out.splitlines() if line.startswith("repeat"))
-    assert shlex.split(again)[1:] == ["dsrun", "rerun", str(path)]
+    assert shlex.split(again)[1:] == ["dsrun", "rerun", str(path.relative_to(Path.cwd()))]
 
 
 def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
@@ -240,8 +241,8 @@ def test_show_what_was_trained_on_what(dsrun, make_run, work):
     for words in (
         f"data        {work}/train.jsonl x 2, {work}/dev.jsonl x 0.5, held out: ",
         "method      lora: rank 8, alpha 16, on q_proj,v_proj\n",
-        f"rows        {path}/data.json",
-        f"adapter     {path}/adapter",
+        "rows        data.json\n",
+        "adapter     adapter\n",
         "ask         dsrun chat ",
     ):
         assert words in said, said
@@ -256,10 +257,10 @@ def test_show_why_it_failed(dsrun, make_run):
     assert (
         "error       rank 1 failed first: ValueError: bad row\n                | the last line\n" in said.out
     )
-    assert f"checkpoints {path / 'checkpoints'} (sizes of files were compared" in said.out
+    assert "checkpoints checkpoints (sizes of files were compared" in said.out
     assert "    step-2: whole\n" in said.out
     assert "1.00 GiB at most so far on rank 0" in said.out
-    assert f"dsrun resume {shlex.quote(str(path))}" in said.out
+    assert f"dsrun resume {shlex.quote(str(path.relative_to(Path.cwd())))}" in said.out
 
 
 def test_show_a_run_that_goes_on(dsrun, make_run):
@@ -446,6 +447,26 @@ def test_compare(dsrun, make_run):
         assert re.search(rf"^ +{row}$", said.out, re.MULTILINE), (row, said.out)
     assert "run 2 and run 1: at most 0.25 apart, at step 2 (of 2 steps that both have)" in said.out
     assert "training.lr" not in said.out, "once is enough"
+    assert said.out.index("last loss") < said.out.index("zero_optimization"), "results first"
+
+
+def test_another_model_is_one_row(dsrun, make_run):
+    said = dsrun("compare", make_run("one"), make_run("two", model="chatglm2-tiny"))
+    assert re.search(r"^  model +llama-tiny +chatglm2-tiny$", said.out, re.MULTILINE), said.out
+    assert "model.architecture" not in said.out
+
+
+def test_long_values_lose_their_middle_on_a_terminal(dsrun, make_run, monkeypatch, work):
+    long = work / f"{'a-long-name-' * 9}.jsonl"
+    long.write_text(ROWS, encoding="utf-8")
+    runs = make_run("one"), make_run("two", train_file=(str(long),))
+    assert str(long) in dsrun("compare", *runs).out, "a file or a pipe gets all of it"
+    for module in ("compare", "output.columns"):
+        monkeypatch.setattr(f"dsrun.cli.{module}.screen_width", lambda **_: 80)
+    lines = dsrun("compare", *runs).out.splitlines()
+    cut = [line for line in lines if "…" in line]
+    assert cut and max(map(width, cut)) <= 80
+    assert all(line.rstrip().endswith("e-.jsonl") for line in cut if "long" in line)
 
 
 def test_compare_equal_runs(dsrun, make_run):

@@ -151,7 +151,7 @@ BAD = [
     (MESSAGES, messages(("user", "q"), ("narrator", "t")), "unknown role: 'narrator'"),
     (MESSAGES, messages((None, "q")), "unknown role"),
     (MESSAGES, messages(("user", {"x": 1}), ("assistant", "a")), "other than text"),
-    (MESSAGES, messages(("user", [{"type": "image_url"}]), ("assistant", "a")), "other than text"),
+    (MESSAGES, messages(("user", [{"type": "image_url"}]), ("assistant", "a")), "only text is trained on"),
     (MESSAGES, messages(("user", "q"), ("assistant", "\udc00")), "half a character"),
     (
         MESSAGES,

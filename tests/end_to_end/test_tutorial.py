@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -36,14 +35,16 @@ def test_the_tutorial(tmp_path):
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
-    _setup, data, look, named, train, answers, _real = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    _setup, data, look, examples, train, asking, _real = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     run(data)
-    assert "Name it with --prompt-column." in run(look, code=1).stderr
-    assert '"train_batch_size"' in run(named).stdout and not (folder / "runs").exists()
+    dry = run(look)
+    assert "a classifier: prompts are column 'text', responses 'label'" in dry.stderr
+    assert '"train_batch_size"' in dry.stdout and not (folder / "runs").exists()
+    assert run(examples).stdout.count("⟦") == 2
     said = run(train).stdout
     losses = re.search(r"loss ([\d.]+) -> ([\d.]+)", said)
     assert float(losses[2]) < 1 < 7 < float(losses[1]), said
-    rows = [json.loads(line) for line in run(answers).stdout.splitlines()]
-    assert [row["prompt"] for row in rows] == ["What is 0 plus 0?", "What is 0 plus 10?", "What is 1 plus 0?"]
-    (asking,) = re.findall(r"^use it +(.*)$", said, re.MULTILINE)
-    assert run(asking).stdout.strip()
+    accuracy = re.search(r"^after .*ACCURACY ([\d.]+).*MAJORITY ([\d.]+)", said, re.MULTILINE)
+    assert float(accuracy[1]) > 90 > float(accuracy[2]), said
+    assert re.search(r"^use it +dsrun chat ", said, re.MULTILINE), said
+    assert run(asking).stdout.strip() in ("positive", "negative")

@@ -12,7 +12,7 @@ import pytest
 from dsrun import catalog
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.errors import DsrunError
-from dsrun.models import model_files, resolve
+from dsrun.models import model_files, multimodal, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import entries
 from dsrun.planner.families import FAMILIES
@@ -59,9 +59,10 @@ def test_a_model_file(model):
     assert model.prompt_format in {*prompt_formats.FORMATS, CHAT_TEMPLATE, "auto"}
     assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
-    assert model.architecture["model_type"] in FAMILIES
-    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        assert model.architecture[key] > 0
+    text = multimodal.text_config(model.architecture)
+    assert text["model_type"] in FAMILIES
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        assert text[key] > 0
     assert (model.repository is None) != (model.random is None)
 
 
@@ -81,15 +82,21 @@ def test_the_published_counts():
 @pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
 def test_the_count_is_that_of_transformers_own_class(model):
     torch = pytest.importorskip("torch")
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    if model.architecture["model_type"] not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers doesn't have it")
+    from dsrun.training.models.text_part import class_of, whole_class
+
+    config = AutoConfig.for_model(**model.architecture)
+    kind = whole_class(config) or class_of(config)[0]
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.architecture))
+        network = kind._from_config(config)
     network.tie_weights()  # transformers 5.0 leaves that out on this device
     assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
-    rope = network.config.rope_parameters
+    rope, text = config.get_text_config().rope_parameters, multimodal.text_config(model.architecture)
     rope = rope.get("full_attention", rope)  # Gemma 3 has a table for each kind of layer
-    assert rope["rope_theta"] == model.architecture["rope_theta"]
+    assert rope["rope_theta"] == (text.get("rope_theta") or text["rope_parameters"]["rope_theta"])
 
 
 def test_the_fields_defaults_for_chatglm2():
@@ -408,3 +415,16 @@ def test_a_weight_file_that_is_cut_short_is_found_before_anything_is_made(huggin
     with pytest.raises(DsrunError, match="cut short") as caught:
         resolve.resolve(str(hugging_face_folder), None)
     assert caught.value.problems[0].where == str(file)
+
+
+def test_a_runs_result_has_the_name_of_the_runs_model(tmp_path, make_job):
+    from dsrun.models.resolve import _name_of
+
+    for result in ("model", "best"):
+        (tmp_path / "我的" / result).mkdir(parents=True)
+    assert _name_of(tmp_path / "我的" / "model") == "model"
+    job = make_job(tmp_path / "我的")
+    (tmp_path / "我的" / "job.json").write_text(job.to_json(), encoding="utf-8")
+    assert _name_of(tmp_path / "我的" / "model") == _name_of(tmp_path / "我的" / "best") == job.model.name
+    (tmp_path / "我的" / "job.json").write_text("{", encoding="utf-8")
+    assert _name_of(tmp_path / "我的" / "model") == "model"

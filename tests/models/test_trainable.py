@@ -28,7 +28,10 @@ REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
 OTHERS = [
     ({"model_type": "qwen2_vl", "vision_config": {"depth": 2}}, "images", "Qwen3-4B"),
     ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "images", "text-only"),
-    ({"model_type": "gemma3", "vision_config": {"x": 1}, "text_config": {}}, "images", "text-only"),
+    ({"model_type": "blip", "vision_config": {"x": 1}, "text_config": {"hidden_size": 8}}, "pixel_values", "text-only"),
+    ({"model_type": "florence2", "vision_config": {"x": 1}, "text_config": {"is_encoder_decoder": True}}, "images", ""),
+    ({"model_type": "t5gemma2", "encoder": {}, "decoder": {}, "is_encoder_decoder": True}, "encoder-decoder", ""),
+    ({"model_type": "brand_new_vl", "vision_config": {"x": 1}, "text_config": {"hidden_size": 8}}, "images", ""),
     ({"model_type": "gemma3"}, "images or sound", "text-only"),
     ({"model_type": "phi4_multimodal", "vision_config": {"x": 1}, "audio_config": {"x": 1}}, "images and sound", ""),
     ({"model_type": "qwen2_audio", "audio_config": {"x": 1}}, "sound", "text-only"),

@@ -264,3 +264,41 @@ def test_submit_sends_a_run_file(dsrun, tmp_path, written):
     assert said.code == 0, said.err
     assert "run.toml" in said.out
     assert f"{tmp_path}/night" in said.out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: m\nlr: 1e-4\n# a comment\n", "looks like YAML"),
+        ('{"model": "m"}', "looks like JSON"),
+        ("lr = = 3\n", ""),
+    ],
+)
+def test_another_form_in_a_run_file_is_told(tmp_path, text, says):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DsrunError) as caught:
+        run_file.read(path)
+    (problem,) = caught.value.problems
+    assert says in problem.hint
+    assert bool(says) == bool(problem.hint)
+
+
+def test_a_slip_in_a_run_files_name_is_answered_with_the_file(dsrun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "senti.toml").write_text('model = "m"\n', encoding="utf-8")
+    said = dsrun("finetune", "senti.tml")
+    assert said.code == 1
+    assert "senti.toml" in said.err
+
+
+def test_submits_folder_wins_over_the_run_files(dsrun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text('model = "llama-tiny"\noutput_dir = "theirs"\n', encoding="utf-8")
+    cluster = tmp_path / "c.toml"
+    cluster.write_text('launcher = "slurm"\n', encoding="utf-8")
+    words = ("submit", "--cluster", cluster, "--gpus-per-node", 1, "--output-dir", "ours", "--dry-run")
+    said = dsrun(*words, "--", "finetune", "run.toml")
+    assert "given twice" not in said.err
+    said = dsrun(*words, "--", "finetune", "run.toml", "--output-dir", "x")
+    assert "given twice" in said.err

@@ -85,7 +85,10 @@ def saved(family, **how):
 
     if family in EAGER:  # transformers before 5.23 takes SDPA for gemma2, dsrun doesn't
         how.setdefault("attention", "eager")
-    return bytes_a_token(config(family), TOKENS, layers=LAYERS.get(family, "num_hidden_layers"), **how)
+    changes = {name: how.pop(name) for name in [*how] if name in CONFIGS[family]}
+    return bytes_a_token(
+        {**config(family), **changes}, TOKENS, layers=LAYERS.get(family, "num_hidden_layers"), **how
+    )
 
 
 def predicted(asked):
@@ -118,6 +121,18 @@ def test_padding_repeats_grouped_keys_and_adds_a_mask(family):
 
 def test_scores():
     assert_near(predicted(replace(setup("llama"), flash=False)), saved("llama", attention="eager"))
+
+
+def test_attentions_dropout_keeps_its_mask_and_the_dropped_scores():
+    # As above, a CPU keeps the mask as wide as the numbers: one byte a score more than a GPU.
+    asked = setup("gpt2")
+    shape = from_config({**config("gpt2"), "attn_pdrop": 0.1}, "gpt2")
+    assert shape.block.attention_dropout and not asked.shape.block.attention_dropout
+    dropped = replace(asked, shape=shape, flash=False)
+    plain = replace(asked, flash=False)
+    measured = [saved("gpt2", attention="eager", **more) for more in ({}, {"attn_pdrop": 0.1})]
+    wide = TOKENS * shape.heads
+    assert predicted(dropped) - predicted(plain) + wide == pytest.approx(measured[1] - measured[0], rel=0.02)
 
 
 @GROUPED
@@ -270,3 +285,70 @@ def test_logits_in_tiles():
     assert logits(replace(tiled, seq_len=1024)) < logits(tiled)
     assert 19 * logits(tiled) < logits(replace(tiled, tile=0))
     assert computed_a_token(tiled) > computed_a_token(replace(tiled, tile=0))
+
+
+# Layers with a state
+
+
+DELTA = {
+    **WIDE, "num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The two kernels' interface, with what backward needs of theirs: flash-linear-attention's ChunkGatedDeltaRule
+    saves q, k and v, g, beta and A (fla/ops/gated_delta_rule/chunk.py), causal-conv1d its input."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+
+    class Conv(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1.0
+
+    class Delta(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, g, beta):
+            system = torch.zeros(*g.shape, 64, dtype=q.dtype)
+            ctx.save_for_backward(q * 1.0, k * 1.0, v.contiguous() * 1.0, g.float().cumsum(1), beta, system)
+            return v * 1.0
+
+    def rule(q, k, v, g, beta, **_):
+        return Delta.apply(q, k, v, g, beta), None
+
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", lambda x, *_, **__: Conv.apply(x))
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule)
+
+
+@since(transformers="5.23")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_linear_layers_keep_what_their_kernels_need(kernels, dtype):
+    """The blocks beside the last: with full attention first, the third is linear as the second is."""
+    from saved import bytes_of, model_of
+
+    sizes, said = [], []
+    for count in (2, 3):
+        types = ["full_attention", *["linear_attention"] * (count - 1)]
+        values = {"model_type": "qwen3_5_text", **DELTA, "num_hidden_layers": count, "layer_types": types}
+        sizes.append(bytes_of(model_of(values, dtype=dtype), TOKENS) / TOKENS)
+        precision = "pure" if dtype == "bfloat16" else "fp32"
+        asked = Setup(from_config(values, ""), engine="torch", stage=0, precision=precision, seq_len=TOKENS)
+        said.append(activations(asked)["activations"] / TOKENS)
+    assert_near(said[1] - said[0], sizes[1] - sizes[0])
+
+
+@since(transformers="5.23")
+def test_gated_attention_keeps_its_gate():
+    from saved import bytes_of, model_of
+
+    sizes, said = [], []
+    for count in (2, 3):
+        values = {"model_type": "qwen3_5_text", **DELTA, "num_hidden_layers": count}
+        values["layer_types"] = ["full_attention"] * count
+        sizes.append(bytes_of(model_of(values), TOKENS) / TOKENS)
+        asked = Setup(from_config(values, ""), engine="torch", stage=0, precision="pure", seq_len=TOKENS)
+        said.append(activations(asked)["activations"] / TOKENS)
+    assert_near(said[1] - said[0], sizes[1] - sizes[0])

@@ -39,7 +39,8 @@ PRESETS = {
     )
 }
 KINDS = (
-    "precision", "attention", "micro batch", "length", "preset", "checkpointing", "loss", "method", "nodes", "model",
+    "precision", "attention", "micro batch", "length", "preset", "saving", "checkpointing", "loss", "method", "nodes",
+    "model",
 )  # fmt: skip
 LAST = ({"nodes", "model"}, {"model"}, set())
 WHOLE = Setup(LLAMA, gpus=2, stage=2, precision="fp32", seq_len=2048, micro_batch=4, flash=False)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import importlib
 import json
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from dsrun.catalog import read_toml
 
 BENCH = Path(__file__).resolve().parents[2] / "bench/gpu"
 PARTS = ("works", "speed", "planned", "many")
@@ -115,6 +118,7 @@ def commands(part) -> dict[str, list[str]]:
 
 
 def test_every_command_is_one_that_dsrun_takes(part):
+    from dsrun import catalog
     from dsrun.cli.finetune import command as finetune
 
     found = commands(part)
@@ -122,7 +126,7 @@ def test_every_command_is_one_that_dsrun_takes(part):
     for words in found.values():
         context = finetune.make_context("finetune", words[1:])
         assert context.params["gpus"] == 1
-        assert context.params["preset"] in (None, *part("planned").PRESETS)
+        assert context.params["preset"] in (None, *catalog.files("presets"))
 
 
 def test_every_preset_comes_before_any_comes_twice(part):
@@ -294,7 +298,7 @@ def test_the_wheels_are_all_that_setup_cfg_asks_for():
         plain(row) for rows in asked for row in rows.splitlines() if row and "python_version" not in row
     }
     there = {"torch", "transformers", "accelerate", "peft", "safetensors", "pyyaml"}
-    left_out = {"datasets", "hyperscan"}  # dsrun does without them
+    left_out = {"datasets", "hyperscan", "starlette", "uvicorn"}  # dsrun does without them
     assert needed - wheels == there | left_out
     assert {"referencing", "rpds-py", "jsonschema-specifications", "attrs"} <= wheels  # jsonschema's own
 
@@ -332,3 +336,63 @@ def test_a_part_runs_whole_in_miniature(name, environ, tmp_path):
         line for line in lines if line["failed"]
     ]
     assert all(line["tiny"] for line in lines)
+
+
+class CudaPlaces(ast.NodeVisitor):
+    """The functions of a module that ask for a GPU: torch.cuda, a tensor's is_cuda, or a device of that name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.found: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._inside(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._inside(node)
+
+    def _inside(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        self.names.append(node.name)
+        self.generic_visit(node)
+        self.names.pop()
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr == "is_cuda" or (node.attr == "cuda" and ast.unparse(node.value) == "torch"):
+            self._take()
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        parts = [part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)]
+        if {"cuda", "cpu"} & set(map(str, parts)):
+            self._take()
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        first = node.args[0] if node.args else None
+        if (
+            ast.unparse(node.func) == "torch.device"
+            and isinstance(first, ast.Constant)
+            and first.value == "cuda"
+        ):
+            self._take()
+        self.generic_visit(node)
+
+    def _take(self) -> None:
+        # A function inside of another one is that one's.
+        methods = self.names[:2] if self.names and self.names[0][:1].isupper() else self.names[:1]
+        self.found.add(".".join(methods))
+
+
+def test_every_place_for_a_gpu_says_what_exercises_it_without_one():
+    """The table is the code's: a new place, or one that is gone, is found here."""
+    places = {}
+    training = BENCH.parents[1] / "dsrun/training"
+    for path in sorted(training.rglob("*.py")):
+        visitor = CudaPlaces()
+        visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+        if visitor.found:
+            places[str(path.relative_to(training))] = visitor.found
+    table = read_toml(BENCH / "branches.toml")
+    assert {name: set(functions) for name, functions in table.items()} == places
+    for tests in (tests for functions in table.values() for tests in functions.values()):
+        assert all((BENCH.parents[1] / test).exists() for test in tests)

@@ -229,3 +229,35 @@ def test_a_cpu_does_what_both_memories_did(setup):
     memory = host_memory(setup, accelerator="cpu")
     assert memory.peaks["training"] > 4 * setup.trained / max(1, setup.gpus)
     assert "pinned_rounding" not in memory.terms
+
+
+class TestCopies:
+    """Checkpoints that are written beside the training: bytes a weight in the first node's memory."""
+
+    @pytest.mark.parametrize(
+        ("fields", "bytes_a_weight"),
+        [
+            ({"stage": 0, "optimizer_device": "gpu"}, 2 + 12),
+            ({"stage": 1, "optimizer_device": "gpu"}, 2 + 12),
+            ({"stage": 2}, 2 + 12),
+            ({"stage": 2, "nodes": 2}, 2 + 6),
+            ({"stage": 3, "nodes": 2}, 6),
+            ({"stage": 3, "optimizer_device": "nvme"}, 0),
+            ({"engine": "fsdp", "precision": "amp", "optimizer_device": "gpu"}, 4 + 8),
+            ({"engine": "fsdp", "precision": "fp32", "optimizer_device": "gpu", "nodes": 2}, 6),
+        ],
+    )
+    @pytest.mark.parametrize("accelerator", ["cuda", "cpu"])
+    def test_bytes_a_weight(self, fields, bytes_a_weight, accelerator):
+        without, beside = (
+            host_memory(job(**fields, async_save=on), accelerator=accelerator) for on in (False, True)
+        )
+        copied = beside.terms["checkpoint_copy"]
+        assert copied == pytest.approx(bytes_a_weight * PSI)
+        assert without.terms["checkpoint_copy"] == 0
+        assert beside.peaks["training"] - without.peaks["training"] == pytest.approx(copied)
+        assert beside.peaks["export"] == pytest.approx(without.peaks["export"])
+
+    def test_frozen_weights_are_in_no_checkpoint(self):
+        lora = job(stage=2, method="lora", adapters=lora_weights(LLAMA, 8), async_save=True)
+        assert host_memory(lora).terms["checkpoint_copy"] == 14 * lora.adapters

@@ -26,6 +26,8 @@ DIVIDED = {
     "zero3-offload": (3, "cpu", "cpu"),
     "zero3-nvme": (3, "nvme", "nvme"),
     "zero3-hpz": (3, "gpu", "gpu"),
+    "zero3-qwz": (3, "gpu", "gpu"),
+    "zero3-zeropp": (3, "gpu", "gpu"),
 }
 # What DeepSpeed 0.19 takes where a config is silent: runtime/zero/config.py, runtime/zero/offload_config.py.
 SILENT = {
@@ -41,6 +43,8 @@ SILENT = {
     "nvme_buffers": 4,
     "fused_adam": False,
     "secondary": 1,
+    "quantized_gather": False,
+    "quantized_reduce": False,
 }
 
 
@@ -96,6 +100,19 @@ def test_a_second_copy_in_each_host():
     """Only jobs on several hosts have one; below ZeRO-3 DeepSpeed knows none."""
     assert [zero_fields(built("zero3-hpz", nodes=count))["secondary"] for count in (1, 2)] == [1, 2]
     assert zero_fields({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}})["secondary"] == 1
+
+
+def test_what_is_rounded_on_its_way():
+    """ZeRO-3 alone rounds."""
+    rounded = {
+        name: [
+            value for key, value in zero_fields(built(name, nodes=2)).items() if key.startswith("quantized")
+        ]
+        for name in ("zero3-hpz", "zero3-qwz", "zero3-zeropp")
+    }
+    assert rounded == {"zero3-hpz": [False, False], "zero3-qwz": [True, False], "zero3-zeropp": [True, True]}
+    below = zero_fields({"zero_optimization": {"stage": 2, "zero_quantized_weights": True}})
+    assert below["quantized_gather"] is False
 
 
 def test_known_presets_exactly():

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import DsrunError
-from dsrun.models import model_files
+from dsrun.models import model_files, multimodal
+from dsrun.models.text_shape import shape_of
 from dsrun.planner.families import FAMILIES, Family
 from dsrun.planner.shape import EXPERTS, SIZES, Shape, from_config, from_numbers
 
@@ -45,8 +46,44 @@ LATENT = {
     **SHARED, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4, "v_head_dim": 12,
 }  # fmt: skip
+DELTA = {
+    **GROUPED, "head_dim": 32, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+DELTA_MIXED = {
+    **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EVERY_SECOND = ["linear_attention", "full_attention"] * 2
+VISION_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 BASE = {
     "llama": GROUPED,
+    "granite": {**GROUPED, **ENDS},
+    "smollm3": {**GROUPED, **ENDS},
+    "ministral3": {**GROUPED, **ENDS, "head_dim": 32},
+    "olmo2": {**GROUPED, **ENDS},
+    "olmo3": {**GROUPED, **ENDS},
+    "qwen2_vl_text": {**GROUPED, **VISION_ROPE},
+    "qwen2_5_vl_text": {**GROUPED, **VISION_ROPE},
+    "qwen3_vl_text": {**GROUPED, "head_dim": 32},
+    "qwen3_vl_moe_text": {**MIXED, "num_experts": 4, "head_dim": 32, "tie_word_embeddings": False},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {key: value for key, value in DELTA_MIXED.items() if key != "intermediate_size"},
+    "qwen3_next": {**DELTA_MIXED, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "llama4_text": {
+        **GROUPED,
+        **ENDS,
+        "head_dim": 16,
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 4,
+        "interleave_moe_layer_step": 2,
+    },
+    "glm4v_text": {**GROUPED, **ENDS, **VISION_ROPE},
+    "glm4v_moe_text": {**SHARED, "head_dim": 32, **VISION_ROPE},
     "mistral": GROUPED,
     "qwen2": GROUPED,
     "qwen3": {**GROUPED, "head_dim": 32},
@@ -132,6 +169,39 @@ COUNTS = [
     ("deepseek_v3", {}, 180664),
     ("glm4_moe", {"n_shared_experts": 1}, 217984),
     ("glm4_moe", {"n_shared_experts": 1, "use_qk_norm": False}, 217792),
+    ("granite", {}, 105408),
+    ("granite", {"attention_bias": True}, 105984),
+    ("smollm3", {}, 99008),
+    ("smollm3", {"attention_bias": True}, 99584),
+    ("ministral3", {}, 142272),
+    ("ministral3", {"tie_word_embeddings": True}, 135872),
+    ("olmo2", {}, 105696),
+    ("olmo2", {"attention_bias": True}, 106272),
+    ("olmo3", {}, 105696),
+    ("olmo3", {"tie_word_embeddings": True}, 99296),
+    ("qwen2_vl_text", {}, 105792),
+    ("qwen2_5_vl_text", {}, 105792),
+    ("qwen2_5_vl_text", {"tie_word_embeddings": True}, 99392),
+    ("qwen3_vl_text", {}, 142464),
+    ("qwen3_vl_text", {"attention_bias": True}, 143424),
+    ("qwen3_vl_moe_text", {}, 161664),
+    ("qwen3_vl_moe_text", {"attention_bias": True}, 162624),
+    ("qwen3_5_text", {}, 156284),
+    ("qwen3_5_text", {"tie_word_embeddings": True}, 149884),
+    ("qwen3_5_text", {"attention_bias": True}, 156732),
+    ("qwen3_5_text", {"layer_types": EVERY_SECOND}, 177000),
+    ("qwen3_5_moe_text", {}, 219004),
+    ("qwen3_5_moe_text", {"layer_types": EVERY_SECOND}, 239720),
+    ("qwen3_next", {}, 219004),
+    ("qwen3_next", {"attention_bias": True}, 219452),
+    ("llama4_text", {}, 278080),
+    ("llama4_text", {"attention_bias": True}, 278848),
+    ("llama4_text", {"interleave_moe_layer_step": 1}, 432192),
+    ("glm4v_text", {}, 106176),
+    ("glm4v_text", {"tie_word_embeddings": True}, 99776),
+    ("glm4v_moe_text", {}, 230080),
+    ("glm4v_moe_text", {"tie_word_embeddings": True}, 223680),
+    ("glm4v_moe_text", {"head_dim": 16}, 192832),
 ]
 # The same, for released variants of a family that its entry does not describe.
 VARIANTS = [
@@ -204,12 +274,17 @@ def transformers_count(values):
     """(Weights of transformers' own class, made without memory; its config, whole; its config, as it is saved)."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    if values["model_type"] not in transformers.CONFIG_MAPPING:
+        pytest.skip("the installed transformers doesn't have it")
     made = transformers.AutoConfig.for_model(**values)
+    causal = type(made) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(made)
+        # Some text parts have no class with an output layer of their own: it is their whole model's.
+        model = (transformers.AutoModelForCausalLM if causal else transformers.AutoModel).from_config(made)
     model.tie_weights()  # transformers 5.0 leaves that out on this device
     whole, saved = (json.loads(made.to_json_string(use_diff=short)) for short in (False, True))
-    return sum(weight.numel() for weight in model.parameters()), whole, saved
+    head = 0 if causal or values.get("tie_word_embeddings") else made.vocab_size * made.hidden_size
+    return head + sum(weight.numel() for weight in model.parameters()), whole, saved
 
 
 @pytest.mark.parametrize(("family", "changes", "weights"), COUNTS, ids=ids)
@@ -232,9 +307,11 @@ def test_transformers_has_defaults(family, silent_on, weights):
 
 @pytest.mark.parametrize("model", model_files.list_models(), ids=lambda model: model.name)
 def test_model_files_say_the_count(model):
-    shape = from_config(model.architecture, str(model.path))
-    assert shape.parameters == model.parameters
-    assert shape.positions == model.architecture["max_position_embeddings"]
+    shape = shape_of(model.architecture, str(model.path), parameters=model.parameters)
+    unloaded = multimodal.way(model.architecture) == multimodal.UNLOADED
+    assert (shape.parameters < model.parameters) if unloaded else (shape.parameters == model.parameters)
+    assert bool(shape.frozen) == (multimodal.way(model.architecture) == multimodal.FROZEN)
+    assert shape.positions == multimodal.text_config(model.architecture)["max_position_embeddings"]
     assert not shape.assumed
 
 
@@ -274,6 +351,7 @@ def test_every_field():
         head_dim=24,
         vocab=100,
         positions=512,
+        block=FAMILIES["llama"].block,
     )
     assert (shape.query_width, shape.kv_width, shape.embedding) == (96, 48, 6400)
     assert shape.layer_parameters == (123840 - 2 * 6400) // 3

@@ -13,11 +13,11 @@ from choices import ENGINES, PRECISIONS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.planner import gpus
+from dsrun.planner import gpus, shapes
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
-from dsrun.planner.shape import Shape
-from dsrun.planner.speed import Hardware, slow_network, speed, traffic
+from dsrun.planner.shape import Shape, from_numbers
+from dsrun.planner.speed import FP8, Hardware, slow_network, speed, traffic
 
 LLAMA_7B = Shape(6_738_415_616, 32, 4096, 11008, 32, 32, 128, 32000)
 QWEN_7B = Shape(7_721_324_544, 32, 4096, 11008, 32, 32, 128, 151936)
@@ -288,6 +288,46 @@ def test_a_second_copy_in_each_node_halves_what_is_gathered_between_them():
     assert said is not None and "zero3-hpz" not in said
 
 
+def test_rounded_numbers_on_their_way_between_nodes():
+    """A weight's 2 bytes become 1 in each gather (qwZ), a gradient's 2 become 1/2 (qgZ, arXiv 2306.10209)."""
+    setup = job(stage=3, gpus=16, nodes=2, micro_batch=1, secondary=8)
+    psi, steps = LLAMA_7B.parameters, setup.grad_accum
+
+    def bytes_of(**fields):
+        return speed(replace(setup, **fields), EIGHT_A100).bytes_per_step * 2 / steps / psi
+
+    assert bytes_of() == pytest.approx(4)
+    assert bytes_of(quantized_gather=True) == pytest.approx(3)
+    assert bytes_of(quantized_gather=True, quantized_reduce=True) == pytest.approx(1.5)
+    assert bytes_of(secondary=1, quantized_gather=True) == pytest.approx(4)
+    assert bytes_of(secondary=1, quantized_reduce=True) == pytest.approx(4.5)
+    assert speed(replace(setup, nodes=1, gpus=8, quantized_reduce=True), EIGHT_A100) == speed(
+        replace(setup, nodes=1, gpus=8), EIGHT_A100
+    ), "on one node gradients are reduced as they are"
+    seconds = [
+        speed(replace(setup, quantized_gather=gather, quantized_reduce=reduce), EIGHT_A100).seconds_per_step
+        for gather, reduce in ((False, False), (True, False), (True, True))
+    ]
+    assert seconds == sorted(seconds, reverse=True) and len(set(seconds)) == 3
+
+
+def test_fp8_as_torchtitan_measured_it():
+    """Llama-3-8B on 8 H100s, 8k tokens: 6,424 / 5,760 rowwise, 7,186 / 5,760 tensorwise (its commit 7a04053)."""
+    h100 = Hardware.from_gpu(gpus.load("h100-80g"), 8)
+    llama_3 = from_numbers(
+        8.03e9, layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocab=128256
+    )
+    setup = Setup(llama_3, gpus=8, engine="fsdp", stage=0, precision="amp", seq_len=8192, checkpointing=2)
+    plain, rowwise, tensorwise = (
+        speed(replace(setup, fp8=way), h100).tokens_per_second for way in ("", *FP8)
+    )
+    assert rowwise / plain == pytest.approx(6424 / 5760, rel=0.03)
+    assert tensorwise / plain == pytest.approx(7186 / 5760, rel=0.04)
+    for other in ({"engine": "deepspeed", "stage": 2}, {"method": "lora", "adapters": 10**7}):
+        changed = replace(setup, **other)
+        assert speed(replace(changed, fp8="rowwise"), h100) == speed(changed, h100)
+
+
 def test_a_nodes_gpus_share_its_way_to_the_host():
     a100 = gpus.load("a100-80g")
     assert Hardware.from_gpu(gpus.load("v100-32g"), 1).pcie_gb_s == 12
@@ -401,3 +441,53 @@ def test_less_to_do_is_never_slower(setup, hardware):
 def test_torch_is_not_imported():
     code = "import sys, dsrun.planner.speed, dsrun.planner.gpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- mixtures of experts, short rows ---
+
+MIXTURE = shapes.shape("qwen3-30b-a3b", None)[0]
+A800 = Hardware.from_gpu(gpus.load("a800-80g"), 8)
+
+
+def seconds(setup, hardware=A800):
+    return speed(setup, hardware).seconds_per_step
+
+
+def test_experts_in_a_loop_take_a_layers_time_each_under_zero3():
+    """As published of Qwen3-30B-A3B on 16 A800: 91.2 s a step, where Megatron takes 9.6."""
+    asked = Setup(MIXTURE, gpus=16, nodes=2, stage=3, seq_len=8192, checkpointing=1, looped_experts=True)
+    assert seconds(asked) == pytest.approx(91.2, rel=0.2)
+    grouped = seconds(asked.changed(looped_experts=False))
+    assert grouped < seconds(asked) / 5
+    below = asked.changed(stage=2)
+    assert seconds(below.changed(looped_experts=False)) < seconds(below) < seconds(asked)
+
+
+def test_an_experts_operations_move_more_than_a_dense_blocks():
+    """Its tokens are brought together and apart: an operation of a narrow expert takes longer."""
+    dense = shapes.shape("llama-3-8b", None)[0]
+    asked = {"gpus": 8, "stage": 2, "seq_len": 4096, "micro_batch": 4}
+    assert speed(Setup(MIXTURE, **asked), A800).model_flops_utilisation < 0.6 * (
+        speed(Setup(dense, **asked), A800).model_flops_utilisation
+    )
+    wide = shapes.shape("mixtral-8x7b", None)[0]
+    mfu = [speed(Setup(shape, **asked), A800).model_flops_utilisation for shape in (MIXTURE, wide, dense)]
+    assert mfu == sorted(mfu)
+
+
+def test_short_rows_wait_for_their_small_kernels():
+    """Where launching takes as long as computing, a step takes longer than either; far from there, the longer."""
+    shape = shapes.shape("llama-2-7b", None)[0]
+    alone = replace(A800, link_gb_s=1e6)
+
+    def split(tokens):
+        found = speed(Setup(shape, gpus=1, stage=0, seq_len=tokens), alone)
+        return found.terms["compute"], found.terms["launch"]
+
+    started = 32 * 5e-3
+    for tokens in (32, 64):
+        compute, launch = split(tokens)
+        assert compute + launch == pytest.approx(started)
+    even = min(range(128, 2048, 64), key=lambda tokens: abs(split(tokens)[0] - started))
+    assert sum(split(even)) > 1.2 * started
+    assert split(16384)[1] == 0

@@ -58,6 +58,8 @@ def setups():
                 fp32_gradients=fp32,
                 zero_init=zero_init,
                 secondary=nodes,
+                async_save=fp32,
+                fp8="rowwise" if engine == "fsdp" and zero_init else "",
             )
 
 

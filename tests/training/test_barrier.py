@@ -63,7 +63,10 @@ model = LlamaForCausalLM(LlamaConfig(
 state = model.state_dict()
 engine = SimpleNamespace(
     module=model, full_weights=lambda names: {name: state[name] for name in names} if rank == 0 else {})
-job = SimpleNamespace(run_dir=folder, peft=PeftOptions(), training=SimpleNamespace(export_format="transformers"))
+text_alone = SimpleNamespace(source="chatglm")
+job = SimpleNamespace(
+    run_dir=folder, peft=PeftOptions(), training=SimpleNamespace(export_format="transformers"), model=text_alone
+)
 tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
 write = export._write_model
 def slowly(*args):

@@ -44,7 +44,7 @@ def a_job(
 ) -> SimpleNamespace:
     return SimpleNamespace(
         run_dir=str(run_dir),
-        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw"),
+        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw", async_save=False),
         world_size=ranks,
         precision="fp32",
         peft=peft or PeftOptions(),
@@ -78,12 +78,17 @@ class Fake:
         return parent, {"step": 7}
 
 
+def behind(engine: Fake, job) -> deepspeed.DeepSpeed:
+    engine.module = torch.nn.Linear(1, 1).requires_grad_(not job.peft.freezes)
+    return deepspeed.DeepSpeed(engine, job)
+
+
 def save(engine: Fake, job, step: int) -> Path:
-    return checkpoint.save(deepspeed.DeepSpeed(engine, job), job, step)
+    return checkpoint.save(behind(engine, job), job, step)
 
 
 def load(engine: Fake, job, folder: Path) -> int:
-    return checkpoint.load(deepspeed.DeepSpeed(engine, job), folder)
+    return checkpoint.load(behind(engine, job), folder)
 
 
 def names(run_dir: Path) -> list[str]:

@@ -69,17 +69,20 @@ def run_job(
     again: str,
     resume: CheckpointChoice | None = None,
     away: Detached | None = None,
+    run_file: str = "",
 ) -> None:
     """Carry a job out and print its result. Exits with the signal's code where one ends it.
 
-    machine: this one; again: the way to go on then, in words; resume: see carry_out; away: with --detach.
+    machine: this one; again: the way to go on then, in words; resume, run_file: see carry_out; away: with --detach.
     """
     from dsrun.jobs.supervision.run import carry_out
 
     run_options, environ = run_options_of(connection, job.launcher, options)
     view = away.watching(view) if away else view
     with ending(again):
-        result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
+        result = carry_out(
+            job, machine, environ, say, view, options=run_options, resume=resume, run_file=run_file
+        )
         if options.as_json:
             from dsrun.job.job import ScriptJob
 

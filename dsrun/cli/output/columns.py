@@ -31,6 +31,21 @@ def columns(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> lis
     return lines
 
 
+def without_middle(text: str, most: int) -> str:
+    """A text of at most that many columns: of a longer one the start and the end."""
+    if width(text) <= most:
+        return text
+    start, end = "", ""
+    for letter, last in zip(text, reversed(text), strict=True):
+        if width(start + letter + end) > most - 1:
+            break
+        start += letter
+        if width(start + last + end) > most - 1:
+            break
+        end = last + end
+    return f"{start}…{end}"
+
+
 def screen_width(*, err: bool = False) -> int | None:
     """Columns of the terminal that stdout is, or stderr; None where it is none: what goes into a file or a pipe stays
     whole.

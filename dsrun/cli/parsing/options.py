@@ -13,7 +13,6 @@ from dsrun.cli.parsing.completion import BY_OPTION
 from dsrun.errors import DsrunError
 from dsrun.options.declare import COUNT, Entry, entries
 from dsrun.options.layers import Resolved, twice
-from dsrun.options.other_names import ours
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -43,6 +42,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in click's n
 class FiniteRange(click.FloatRange):
     """A number within limits that is one: not nan, which is within none and beyond none."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         from math import isfinite
 
@@ -50,6 +51,12 @@ class FiniteRange(click.FloatRange):
         if not isfinite(number):
             self.fail("is not a finite number.", param, ctx)
         return number
+
+
+class WholeRange(click.IntRange):
+    """A whole number within limits."""
+
+    name = "whole number"
 
 
 class TableOption(click.Option):
@@ -89,7 +96,7 @@ def _type(entry: Entry) -> click.ParamType[Any] | type:  # type: ignore[type-arg
         return click.Path(path_type=Path)
     if entry.kind is int:
         top = None if option.at_most is None else int(option.at_most)
-        return click.IntRange(None if option.at_least is None else int(option.at_least), top)
+        return WholeRange(None if option.at_least is None else int(option.at_least), top)
     if entry.kind is float:
         return FiniteRange(
             min=option.at_least if option.above is None else option.above,
@@ -108,11 +115,13 @@ class TableCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from dsrun.trainers.other_names import ours, why_none
+
             flags = {param.name: param.opts[-1] for param in self.params if isinstance(param, TableOption)}
             if known := ours(error.option_name, flags.keys()):
                 message = f"No such option {error.option_name!r}. Did you mean {flags[known]!r}?"
                 raise click.UsageError(message, ctx) from error
-            if hint := self.instead(error.option_name):
+            if hint := self.instead(error.option_name) or why_none(error.option_name):
                 raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from error
             raise
 

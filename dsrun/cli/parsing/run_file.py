@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dsrun.options.layers import Origin
     from dsrun.options.run_file import RunFile
 
+FOREIGN = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
+"""Endings of files that are no run file, and may be another trainer's."""
 PLACE_OPTIONS = (
     "hosts", "hostfile", "devices", "include", "exclude", "launcher", "master_addr", "master_port",
 )  # fmt: skip
@@ -40,12 +42,26 @@ def parted(words: Sequence[str]) -> tuple[str | None, RunFile | None]:
     """
     from dsrun.options import run_file
 
+    _check_foreign(words)
     files = [word for word in words if is_run_file(word)]
     models = [word for word in words if not is_run_file(word)]
     for kind, words_of in (("MODEL", models), ("run file", files)):
         if len(words_of) > 1:
             raise click.UsageError(f"Name one {kind}, not {' and '.join(words_of)}.")
     return next(iter(models), None), run_file.read(Path(files[0])) if files else None
+
+
+def _check_foreign(words: Sequence[str]) -> None:
+    """Raise DsrunError for a word that names a file of another trainer, or of something else, with what takes it."""
+    from dsrun.errors import DsrunError
+
+    for word in words:
+        path = Path(word).expanduser()
+        if path.suffix.lower() in FOREIGN and path.is_file():
+            from dsrun.trainers.describe import describe
+
+            told = describe(path)
+            raise DsrunError(told.what, where=word, hint=told.next_step)
 
 
 def with_run_file(
@@ -58,13 +74,13 @@ def with_run_file(
     model, file = parted(words)
     if file is None:
         return model, requested
-    values, dropped = file.values, []
+    names, dropped = set(file.values), []
     if requested.source("cluster") == Source.COMMAND_LINE:
-        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in values]
-        values = {name: value for name, value in values.items() if name not in PLACE_OPTIONS}
+        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in names]
+        names -= set(PLACE_OPTIONS)
     if dropped:
         click.echo(f"note: {file.path}: {', '.join(dropped)} left out, because of --cluster", err=True)
-    return model or file.model, requested.filled(Source.RUN_FILE, values, str(file.path))
+    return model or file.model, file.into(requested, names)
 
 
 def for_plan(
@@ -98,9 +114,20 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
     if path.suffix != run_file.SUFFIX:
         raise click.UsageError(f"-o {path}: a run file's name ends in {run_file.SUFFIX}.")
-    text = run_file.text(model, _rows(planned), path.expanduser().absolute().parent)
+    text = text_of(planned, model, path.expanduser().absolute().parent)
     write_atomic(path.expanduser(), text, overwrite=overwrite)
     click.echo(f"written; start it: dsrun finetune {quote(str(path))}", err=True)
+
+
+def text_of(planned: PlannedJob[Any], model: str, folder: Path, *, of_run: bool = False) -> str:
+    """A planned fine-tune as a run file. model: absolute where it is a path; folder: the place of the file.
+
+    of_run: it is the one that the run's folder keeps, from which other runs begin: in folders of their own.
+    """
+    from dsrun.options import run_file
+
+    rows = (row for row in _rows(planned) if not of_run or row[0].name != "output_dir")
+    return run_file.text(model, rows, folder)
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:

@@ -33,6 +33,15 @@ class InferencePlans:
     """Whether the weights stay in the host's memory."""
     widths: list[dict[str, Any]]
     """A row for each width, as in --json."""
+    as_json: bool
+
+    def report(self) -> bool:
+        """Print the plans. Returns whether one fits."""
+        if self.as_json:
+            print_json("plan-inference", value_of(self))
+        else:
+            show(self)
+        return any(row["verdict"] != OUT for row in self.widths)
 
 
 def decide(subject: PlanSubject, target: PlanTarget, requested: Resolved[PlanOptions]) -> InferencePlans:
@@ -60,20 +69,21 @@ def decide(subject: PlanSubject, target: PlanTarget, requested: Resolved[PlanOpt
                 "host_bytes": memory.host,
             }
         )
-    return InferencePlans(subject.name, target, length, batch, options.beams, offloaded, rows)
+    return InferencePlans(
+        subject.name, target, length, batch, options.beams, offloaded, rows, options.as_json
+    )
 
 
-def report(plans: InferencePlans, *, as_json: bool) -> bool:
-    """Print the plans. Returns whether one fits."""
-    if as_json:
-        value = {
-            "model": plans.model, "place": plans.target.text, "seq_len": plans.seq_len, "batch": plans.batch,
-            "beams": plans.beams, "inference": plans.widths,
-        }  # fmt: skip
-        print_json("plan-inference", value)
-    else:
-        show(plans)
-    return any(row["verdict"] != OUT for row in plans.widths)
+def value_of(plans: InferencePlans) -> dict[str, Any]:
+    """The plans for machines."""
+    return {
+        "model": plans.model,
+        "place": plans.target.text,
+        "seq_len": plans.seq_len,
+        "batch": plans.batch,
+        "beams": plans.beams,
+        "inference": plans.widths,
+    }
 
 
 def show(plans: InferencePlans) -> None:

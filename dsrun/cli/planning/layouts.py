@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from dsrun.cli.output.results import print_json
 from dsrun.cli.planning import plan_text as text
 from dsrun.cli.planning.plan_case import PlanCase, base_of
+from dsrun.jobs.assembly.planning.search import SURE, TIE
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT, MemoryBudget, chance
 
@@ -31,6 +33,14 @@ class RankedLayouts:
     layouts: Sequence[MarkedLayout]
     notes: list[str]
 
+    def report(self) -> bool:
+        """Print the layouts. Returns whether one fits."""
+        if self.case.options.as_json:
+            print_json("plan-layouts", value_of(self))
+        else:
+            show(self)
+        return bool(self.layouts) and self.layouts[0].plan.verdict != OUT
+
 
 def decide(case: PlanCase) -> RankedLayouts:
     """The best layouts of the case. Raises click.UsageError for CPUs."""
@@ -48,23 +58,54 @@ def decide(case: PlanCase) -> RankedLayouts:
         base, room, case.subject.architecture, examples=options.global_batch, method=options.method,
         optimizer=options.optimizer, recomputed=(base.checkpointing,) if fixed else RECOMPUTED,
     )  # fmt: skip
-    return RankedLayouts(case, base, best, notes)
+    shown, tied = collapsed(best)
+    if tied and not options.wide:
+        notes.append(
+            f"{tied} layouts that tie with a simpler one of those shown are left out; --wide shows them."
+        )
+    return RankedLayouts(case, base, best if options.wide else shown, notes)
 
 
-def report(ranked: RankedLayouts) -> bool:
-    """Print the layouts. Returns whether one fits."""
-    case, layouts, target = ranked.case, ranked.layouts, ranked.case.target
-    if case.options.as_json:
-        values = [layout_value(layout) for layout in layouts]
-        model = case.subject.name
-        value = {"model": model, "place": target.text, "layouts": values, "notes": ranked.notes}
-        print_json("plan-layouts", value)
-    else:
-        text.heading(case.subject, target)
-        text.say(text.batch_text(ranked.base))
-        layout_table(layouts, target.room, wide=case.options.wide)
-        text.print_notes([*ranked.notes, *target.notes])
-    return bool(layouts) and layouts[0].plan.verdict != OUT
+def collapsed(layouts: Sequence[MarkedLayout]) -> tuple[list[MarkedLayout], int]:
+    """Those that fit and that finetune runs, then those that fit, then the others; of each that tie in seconds the
+    simplest and surest. And the number of those that are left out."""
+
+    def place(layout: MarkedLayout) -> tuple[bool, bool]:
+        return layout.plan.verdict == OUT, bool(layout.refused)
+
+    found: list[MarkedLayout] = []
+    for _, alike in itertools.groupby(sorted(layouts, key=place), key=place):
+        left = list(alike)
+        while left:
+            tied = [layout for layout in left if layout.plan.seconds <= TIE * left[0].plan.seconds]
+            found.append(min(tied, key=_simple))
+            left = [layout for layout in left if layout not in tied]
+    return found, len(layouts) - len(found)
+
+
+def _simple(layout: MarkedLayout) -> tuple[int, float]:
+    """Ways in which a layout divides beside data parallelism, and how sure it is."""
+    sizes = layout.plan.layout
+    return sum(size > 1 for size in (sizes.tp, sizes.sp, sizes.pp)), -min(SURE, chance(layout.plan.used))
+
+
+def value_of(ranked: RankedLayouts) -> dict[str, Any]:
+    """The layouts for machines."""
+    return {
+        "model": ranked.case.subject.name,
+        "place": ranked.case.target.text,
+        "layouts": [layout_value(layout) for layout in ranked.layouts],
+        "notes": ranked.notes,
+    }
+
+
+def show(ranked: RankedLayouts) -> None:
+    """Print the layouts for people."""
+    case, target = ranked.case, ranked.case.target
+    text.heading(case.subject, target)
+    text.say(text.batch_text(ranked.base))
+    layout_table(ranked.layouts, target.room, wide=case.options.wide)
+    text.print_notes([*ranked.notes, *target.notes])
 
 
 def layout_table(layouts: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:

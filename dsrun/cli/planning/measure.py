@@ -46,14 +46,14 @@ def measured(
     target: PlanTarget,
     answer: Callable[[PlanTarget, int], RankedPlans],
 ) -> tuple[Calibration, list[str]]:
-    """Constants for this model on this machine's GPU, and lines that say what was measured.
+    """Constants for this model on this machine's GPU or CPU, and lines that say what was measured.
 
-    Two fine-tunes of STEPS steps each, in a folder that is gone afterwards. answer: plans of a target by the number of
-    rows in a rank's step. Raises DsrunError where there is no GPU, where nothing fits one, or where a run fails.
+    Two fine-tunes of STEPS steps each on one device, in a folder that is gone afterwards. answer: plans of a target by
+    the number of rows in a rank's step. Raises DsrunError where nothing fits one, or where a run fails.
     """
     from dsrun.jobs.runs.calibration import of_two
 
-    check(target)
+    cpu = target.room.accelerator == "cpu"
     plans = _pair(
         requested,
         replace(target, room=replace(target.room, gpus=1, nodes=1, calibration=Calibration())),
@@ -61,8 +61,8 @@ def measured(
     )
     with tempfile.TemporaryDirectory(prefix="dsrun-measure-") as folder:
         took = [_train(model, requested, plan, Path(folder)) for plan in plans]
-    constants = of_two(plans, took)
-    return constants, _lines(plans, took, constants)
+    constants = of_two(plans, took, cpu=cpu)
+    return constants, _lines(plans, took, constants, cpu=cpu)
 
 
 def _pair(
@@ -91,16 +91,6 @@ def _pair(
         hint = "Take --method lora, shorter examples, or a smaller model of the same kind; or leave --measure out."
         raise DsrunError(message, where="--measure", hint=hint)
     return pair
-
-
-def check(target: PlanTarget) -> None:
-    """Raises DsrunError on a machine without a GPU."""
-    if target.room.accelerator != "cuda":
-        raise DsrunError(
-            f"trains a few steps on one GPU, and here are {target.text}",
-            where="--measure",
-            hint="Run it on a machine with a GPU. Without it the plan is made from the model's numbers alone.",
-        )
 
 
 def _train(
@@ -160,8 +150,18 @@ def _write_examples(folder: Path, tokens: int) -> Path:
     return path
 
 
-def _lines(plans: list[Plan], took: list[Mapping[str, float | None]], calibration: Calibration) -> list[str]:
+def _lines(
+    plans: list[Plan], took: list[Mapping[str, float | None]], calibration: Calibration, *, cpu: bool
+) -> list[str]:
     setup = plans[0].setup
+    if cpu:
+        held = " and ".join(f"{(run['host_bytes'] or 0.0) / GIB:.2f}" for run in took)
+        expected = " and ".join(f"{plan.host.peak / GIB:.2f}" for plan in plans)
+        return [
+            f"Measured on one CPU rank under {plans[0].preset}: {held} GiB with {setup.micro_batch} and "
+            f"{plans[1].setup.micro_batch} x {setup.seq_len} tokens (expected: {expected}).",
+            f"The plans use it: {calibration.process_gib:+.2f} GiB a rank, seconds x {calibration.seconds:.2f}.",
+        ]
     sizes = [(run["gpu_allocated_bytes"] or 0.0) / GIB for run in took]
     a_row = (sizes[1] - sizes[0]) / (plans[1].setup.micro_batch - setup.micro_batch)
     return [

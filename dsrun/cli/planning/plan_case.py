@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.search import RankedPlans
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.setup import Setup
+    from dsrun.planner.trainers import TrainerDefaults
 
 USUAL_LENGTH = 2048
 """Tokens of an example where only numbers describe the model."""
@@ -60,6 +61,7 @@ def prepared(
         from dsrun.jobs.assembly.checks import compiling
 
         case.notes.append(compiling.NOT_MODELLED)
+    trainer_of(case)
     if problems := list(recomputing.problems(case.requested, target.room.accelerator, subject.architecture)):
         raise DsrunError(problems)
     return _measured(case, model) if model is not None else case
@@ -87,21 +89,21 @@ def _with_lengths(subject: PlanSubject, target: PlanTarget, requested: Resolved[
             f"{options.train_file}: {lengths.rows} examples of {lengths.mean:.0f} tokens in the mean, "
             f"{lengths.median} in the median, 95 % up to {lengths.p95}, the longest {lengths.longest}."
         )
-    elif options.params and not set(LENGTHS) & set(requested.user):
+    elif options.params and not {*LENGTHS, "max_length"} & set(requested.user):
         requested = requested.filled(Source.DERIVED, {"seq_len": USUAL_LENGTH}, "assumed")
         note = f"Rows of {USUAL_LENGTH} tokens are assumed; say --seq-len."
         return PlanCase(subject, target, requested, None, [note])
-    prompt, response = options.max_source_length, options.max_target_length
-    notes.append(f"Rows of {prompt} + {response} tokens, the longest that finetune's settings let through.")
+    parts = f"{options.max_source_length} + {options.max_target_length}"
+    notes.append(
+        f"Rows of {options.max_length or parts} tokens, the longest that finetune's settings let through."
+    )
     return PlanCase(subject, target, requested, lengths, notes)
 
 
 def _measured(case: PlanCase, model: str) -> PlanCase:
     """The case with constants that a few steps on its target gave, and notes on them."""
-    from dsrun.cli.planning.measure import check, measured
+    from dsrun.cli.planning.measure import measured
     from dsrun.jobs.assembly.planning import search, setups
-
-    check(case.target)
 
     def answer(target: PlanTarget, rows: int) -> RankedPlans:
         base = dataclasses.replace(base_of(case, target, case.options, 0), micro_batch=rows, grad_accum=1)
@@ -114,14 +116,36 @@ def _measured(case: PlanCase, model: str) -> PlanCase:
     return dataclasses.replace(case, target=target, notes=case.notes + notes)
 
 
+def trainer_of(case: PlanCase) -> TrainerDefaults:
+    """Who trains. Raises DsrunError for a name that there isn't."""
+    from dsrun.planner import trainers
+
+    return trainers.load(case.options.trainer)
+
+
+def given_fields(case: PlanCase) -> set[str]:
+    """The fields of a Setup that the user gave, which a trainer's defaults leave alone."""
+    from dsrun.planner import trainers
+
+    return trainers.fields_of(case.requested.user)
+
+
 def recomputed(case: PlanCase) -> tuple[int, ...]:
-    """The activation checkpointing that is tried (Setup.checkpointing); empty where the user fixed it."""
+    """The activation checkpointing that is tried (Setup.checkpointing); empty where the user or a trainer fixed it."""
     from dsrun.jobs.assembly.planning import search
 
-    return () if case.requested.said("activation_checkpointing") else search.RECOMPUTED
+    fixed = case.requested.said("activation_checkpointing") or not trainer_of(case).own
+    return () if fixed else search.RECOMPUTED
 
 
 def base_of(case: PlanCase, target: PlanTarget, options: PlanOptions, example: int) -> Setup:
+    """The setup that every preset changes, with the kernels that finetune would take, or as another trainer has it."""
+    own = own_base(case, target, options, example)
+    trainer = trainer_of(case)
+    return own if trainer.own else own.changed(**trainer.fields(own, given=given_fields(case)))
+
+
+def own_base(case: PlanCase, target: PlanTarget, options: PlanOptions, example: int) -> Setup:
     """The setup that every preset changes, with the kernels that finetune would take.
 
     example: tokens of an example in the mean; 0 where it isn't known.

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.remarks import Cost
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.advice import Advice
+    from dsrun.planner.knobs import Knob
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
-LEFT = ("preset", "layout", "batch", "verdict", "decides")
+LEFT = ("preset", "layout", "batch", "verdict", "decides", "card")
 """Columns that are aligned to the left."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
 """Columns without --wide."""
@@ -66,12 +67,15 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}", err=True)
 
 
-def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
-    """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
+def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False, runs: bool = True) -> None:
+    """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own.
+
+    runs: whether `dsrun finetune` trains like the first.
+    """
     aligned(_columns(plans, room, wide=wide))
     if not wide:
         say(f"{plans[0].preset}: {plans[0].reason}")
-    if plans[0].verdict != OUT:
+    if runs and plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
         with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
@@ -184,13 +188,7 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     """Every term of a plan, with what it is, its formula and its source."""
     say(f"\n{plan.preset}: every term\n")
     if room.accelerator == "cuda":
-        _terms(
-            f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({terms.MOMENTS[plan.gpu.moment]}), of what is marked *",
-            plan.gpu.terms,
-            terms.GPU,
-            GIB,
-            plan.at_peak,
-        )
+        _gpu_terms(plan)
         peaks = ", ".join(
             f"{terms.MOMENTS[name]} {gib(size)}" for name, size in plan.gpu.peaks.items() if size
         )
@@ -206,6 +204,29 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     say(f"  peaks, GiB: {peaks}\n")
     _terms(
         f"seconds, of {seconds_text(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1
+    )
+
+
+def _gpu_terms(plan: Plan) -> None:
+    """What is on the GPU at the peak: by the trace, and every term of the formulas."""
+    moment = terms.MOMENTS[plan.gpu.moment]
+    if (traced := plan.gpu.traced) is None:
+        title = f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({moment}), of what is marked *"
+        _terms(title, plan.gpu.terms, terms.GPU, GIB, plan.at_peak)
+        return
+    parts = ", ".join(
+        f"{owner} {gib(size)}" for owner, size in sorted(plan.at_peak.items(), key=lambda part: -part[1])
+    )
+    say(f"GPU by the trace: {gib(plan.gpu.allocated)} GiB at the peak ({moment}): {parts}")
+    say(
+        f"  reserved {gib(plan.gpu.reserved)} GiB with room to spare; {gib(traced.capacity)} GiB are enough, holes "
+        "included"
+    )
+    _terms(
+        f"GPU by formula: {gib(traced.formula)} GiB at the peak, of these terms",
+        plan.gpu.terms,
+        terms.GPU,
+        GIB,
     )
 
 
@@ -226,6 +247,45 @@ def _terms(
             part = (marked or {}).get(name, 0.0)
             star = " " if not part else "*" if part == value else f"* {part / unit:.3f} of"
             say(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
+
+
+def knobs(found: Sequence[Knob]) -> None:
+    """What makes a tight plan safe, a line each."""
+    if not found:
+        return
+    say("The first is tight. By itself each of these gives back memory:")
+    width = max(len(knob.text) for knob in found)
+    for knob in found:
+        say(
+            f"  {knob.text:<{width}}  {gib(knob.saves_bytes):>5} GiB  {knob.seconds:+7.2g} s a step  "
+            f"{knob.verdict}, {100 * knob.chance:.0f} %; {knob.costs}"
+        )
+
+
+TIMELINE_BAR = 30
+"""Characters of the longest bar."""
+SHOWN_PARTS = 3
+"""Terms named beside a bar."""
+
+
+def timeline(plan: Plan) -> None:
+    """A step's memory over time, a bar a moment."""
+    from dsrun.planner.timeline import timeline as instants_of
+
+    instants = instants_of(plan)
+    most, width = max(one.size for one in instants), max(len(one.when) for one in instants)
+    say(f"\n{plan.preset}: GiB that torch has in use over a step")
+    for one in instants:
+        bar = "█" * max(1, round(TIMELINE_BAR * one.size / most))
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in list(one.parts.items())[:SHOWN_PARTS])
+        say(f"  {one.when:<{width}}  {bar:<{TIMELINE_BAR}} {gib(one.size):>5}  {parts}".rstrip())
+
+
+def timeline_value(plan: Plan) -> list[dict[str, Any]]:
+    """A step's memory over time, for machines."""
+    from dsrun.planner.timeline import timeline as instants_of
+
+    return [{"when": one.when, "bytes": one.size, "terms": one.parts} for one in instants_of(plan)]
 
 
 def advice(changes: Advice | None) -> None:
@@ -262,12 +322,15 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
         "reason": plan.reason,
         "largest_micro_batch": largest_micro_batch(plan, room),
         "gpu": {
+            "by": "formula" if plan.gpu.traced is None else "trace",
+            "formula_allocated_bytes": plan.gpu.traced.formula if plan.gpu.traced else plan.gpu.allocated,
             "needed_bytes": demand(plan.setup, plan.gpu, expandable=room.expandable),
             "allocated_bytes": plan.gpu.allocated,
             "reserved_bytes": plan.gpu.reserved,
             "nvidia_smi_bytes": plan.gpu.smi,
             "peak_at": plan.gpu.moment,
             "peaks": plan.gpu.peaks,
+            "at_peak": plan.at_peak,
             "terms": plan.gpu.terms,
         },
         "host": {"peak_bytes": plan.host.peak, "peaks": plan.host.peaks, "terms": plan.host.terms},

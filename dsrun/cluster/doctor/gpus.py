@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, each
@@ -11,8 +12,12 @@ from dsrun.versions import version
 TITLE = "GPUs"
 NO_GPU = Status(GREY, "no NVIDIA GPU")
 FLASH = ("flash-attn", "flash-attn-3", "flash-attn-4")
-KERNELS = ("liger-kernel", *FLASH, "bitsandbytes")
+STATES = ("flash-linear-attention", "causal-conv1d")
+"""Kernels of layers with a state: Qwen3-Next's, Qwen3.5's."""
+KERNELS = ("liger-kernel", *FLASH, "bitsandbytes", *STATES)
 ORDER = 30
+NO_DRIVER = re.compile(r"ended with (?:6|9|12):")
+"""nvidia-smi on a machine that may well have no GPU: it found none, no driver in the kernel, or no library of it."""
 BUSY_MIB = 1024
 """A GPU's memory that is taken while nobody computes on it stays below this."""
 
@@ -25,7 +30,13 @@ def driver(host: Host) -> Status:
         if fact.get("on_bus"):
             state = f"{fact['on_bus']} NVIDIA GPUs on the bus, and no driver that works: "
             fix = "Install the driver, or load it (modprobe nvidia) and read: dmesg | grep -i nvidia"
-            return Status(RED, state + (fact.get("fault") or "no nvidia-smi"), fix)
+            return Status(
+                RED, state + (fact.get("fault") or "no nvidia-smi"), _mended(fact.get("fault")) or fix
+            )
+        if fact.get("fault") and not NO_DRIVER.search(fact["fault"]):
+            return Status(
+                RED, f"no driver that works: {fact['fault']}", _mended(fact["fault"]) or "nvidia-smi"
+            )
         return Status(GREY, "no NVIDIA GPU")
     if cuda is None:
         if host["torch"]["cpu_build"]:
@@ -50,6 +61,15 @@ def driver(host: Host) -> Status:
         )
         return Status(RED, f"{capability}, which torch for CUDA {cuda} leaves out", fix)
     return Status(GREEN, f"driver {fact['driver']} for torch's CUDA {cuda}")
+
+
+def _mended(fault: str | None) -> str:
+    """What helps against nvidia-smi's own fault; empty where that says nothing that is known."""
+    if fault and "mismatch" in fault:
+        return "The driver was upgraded beside the one in the kernel: restart the machine."
+    if fault and "Insufficient Permissions" in fault:
+        return "Let its user open /dev/nvidia*: the group of these files, or the container's devices."
+    return ""
 
 
 @each("architectures", "architectures", "gpus")
@@ -108,6 +128,7 @@ def kernels(host: Host) -> Status:
         "liger-kernel": None if has.get("liger-kernel") else "the loss holds all logits",
         "flash-attn": None if flash else "torch's attention takes its place",
         "bitsandbytes": None if has.get("bitsandbytes") else "QLoRA and 8-bit AdamW need it",
+        **{name: None if has.get(name) else "slow linear attention, no packing" for name in STATES},
     }
     absent = [f"no {name}: {cost}" for name, cost in lacking.items() if cost]
     state = "; ".join([*there, *absent])
@@ -130,6 +151,11 @@ def gpus(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
         elif not count:
             state = "no GPU" if host.slots is None else f"no GPU, and {host.slots} slots"
             yield host, Status(RED, state, "Take it out of the hostfile, or see `nvidia-smi` on it.")
+        elif (driven := host["gpus"].get("of_driver") or 0) > count:
+            fix = (
+                "Restart the machine: a GPU that has fallen off the bus comes back so. See: dmesg | grep Xid"
+            )
+            yield host, Status(RED, f"{count} x {kinds}, and the driver has {driven}: one is lost", fix)
         elif host.slots is not None and count < host.slots:
             fix = f"Write slots={count} in the hostfile, or see `nvidia-smi` on it for the one that is gone."
             yield host, Status(RED, f"{count} x {kinds}, and {host.slots} slots", fix)

@@ -95,8 +95,9 @@ def _judged(
     issues = tuple(replace(issue, path=HERE + issue.path) for issue in document.issues)
     # The value is what DeepSpeed gets, the text and its places are the YAML's.
     read = replace(document, value={**config, **ours}, issues=issues)
-    result = validation.validate_document(read, replace(setting, launch=given), selection, _in_file)
-    shown = []
+    every = replace(selection, level="note")
+    result = validation.validate_document(read, replace(setting, launch=given), every, _in_file)
+    shown, hidden = [], 0
     for located in result.findings:
         finding = replace(located.finding, fix=None)
         here = finding.path.startswith(HERE)
@@ -105,9 +106,10 @@ def _judged(
             texts = (finding.message, finding.suggestion)
             message, suggestion = (SPOKEN.sub(lambda path: PATHS[path[0]], text) for text in texts)
             finding = replace(finding, message=message, suggestion=suggestion)
-        if here:
+        if here and selection.shows(finding):
             shown.append(replace(located, finding=finding))
-    return replace(result, findings=tuple(shown))
+        hidden += here and not selection.shows(finding)
+    return replace(result, findings=tuple(shown), hidden=hidden)
 
 
 def _in_file(path: str) -> str:

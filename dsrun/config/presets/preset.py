@@ -3,7 +3,7 @@
 A file holds `summary`, `extends` (a preset's name, or a file beside it), `requires` (options that the user
 has to give), [config] (sections and keys as in deepspeed.json) and [hf] (the same, where HF Trainer differs). One that
 is trained with FSDP, and not with DeepSpeed, has [fsdp] instead of these two. [defaults] holds options of finetune's
-that it is meant to be used with, with underscores.
+that it is meant to be used with, with underscores. A DeepSpeed config's file stands for a preset, too (from_config.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.config import tree
-from dsrun.config.presets import fsdp
+from dsrun.config.presets import from_config, fsdp
+from dsrun.ds_config import rounding
 from dsrun.errors import DsrunError, Problem, raise_all
 
 COMMAND = "dsrun preset"
@@ -100,6 +101,11 @@ class Preset:
         """Whether it depends on each host's ranks, so that on one host it is the preset that it extends."""
         return bool(tree.get(self.merged("deepspeed")[0], SECOND_COPY) == fsdp.HOST)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its ranks send one another rounded weights or gradients: nobody gets it without naming it."""
+        return bool(rounding(self.merged("deepspeed")[0]))
+
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The chain's values and, for each leaf, the label of the file that gave it.
 
@@ -122,8 +128,8 @@ class Preset:
 
 
 def is_path(name: str) -> bool:
-    """Whether a preset is named by its file instead of its name."""
-    return "/" in name or os.sep in name or name.endswith(".toml")
+    """Whether a preset is named by its file, or a DeepSpeed config's, instead of its name."""
+    return "/" in name or os.sep in name or Path(name).suffix.lower() in (".toml", *from_config.SUFFIXES)
 
 
 def names() -> list[str]:
@@ -143,7 +149,7 @@ def read(path: Path) -> PresetFile:
 @lru_cache(maxsize=64)
 def _read(path: Path, _state: tuple[int, int] | None) -> PresetFile:
     """The file in its present state: a plan asks for each several times, and most extend the same one."""
-    data = catalog.read_toml(path)
+    data = from_config.read(path) if from_config.is_config(path) else catalog.read_toml(path)
     label = _label(path)
     problems = list(_problems(data, label))
     raise_all(problems)

@@ -19,7 +19,7 @@ from dsrun.config.reading.scripts import PYTHON, SHELL
 from dsrun.config.schemas import schema
 from dsrun.errors import DsrunError, Problem, collected
 
-STDIN = "-"
+STDIN, PIPE = "-", "<stdin>"
 SUFFIXES = (".json", ".json5", ".jsonc", ".hjson")
 YAML = (".yaml", ".yml")
 SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages"))
@@ -81,7 +81,7 @@ def _identity(source: ConfigText) -> str:
 
 def _behind(name: str, problems: list[Problem]) -> Iterator[ConfigText]:
     if name == STDIN:
-        yield ConfigText("<stdin>", from_base64(sys.stdin.buffer.read(MAX_BYTES + 1)), None)
+        yield ConfigText(PIPE, from_base64(sys.stdin.buffer.read(MAX_BYTES + 1)), None)
         return
     # Not Path's own methods, which raise where a name is too long or the home of nobody's.
     expanded = os.path.expanduser(name)  # noqa: PTH111
@@ -160,6 +160,22 @@ def _is_fit(path: Path) -> bool:
         return path.is_file() and path.stat().st_size <= MAX_BYTES
     except OSError:
         return False
+
+
+def is_plainly_a_config(source: ConfigText) -> bool:
+    """Whether a text is a DeepSpeed config, or meant as one, by its top level: JSON with a key of DeepSpeed's, or what
+    can't be read as JSON alone. What a pipe brings is taken for one."""
+    if source.path is None:
+        return True
+    if source.path.suffix.lower() not in SUFFIXES:
+        return False
+    try:
+        value = json.loads(source.data)
+    except (ValueError, RecursionError):
+        return True
+    return (
+        not isinstance(value, dict) or not value or bool(set(schema.load().root["properties"]) & set(value))
+    )
 
 
 def _looks_like_a_config(source: ConfigText) -> bool:

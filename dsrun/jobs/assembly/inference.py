@@ -31,6 +31,7 @@ from dsrun.jobs.runs.helper_process import result_of
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
 from dsrun.options.declare import select
+from dsrun.options.derived import halves
 from dsrun.options.layers import Resolved
 from dsrun.options.table import EvaluationOptions, FormatOptions, InferenceOptions, LengthOptions, StepOptions
 
@@ -228,11 +229,22 @@ def model_of(model: Found, device: InferenceDevice, options: InferenceOptions) -
     )
 
 
-def _answers(run: Path | None) -> dict[str, int]:
-    """Numbers of a run's answers with thoughts and without; empty where its data report doesn't say."""
+def _training_rows(run: Path | None) -> dict[str, Any]:
+    """The report on a run's training rows; empty where there is none."""
     path = run / DATA_REPORT if run else None
     report = read_json_object(path).get("train") if path and path.is_file() else None
-    counts = report if isinstance(report, dict) else {}
+    return report if isinstance(report, dict) else {}
+
+
+def trained_system(run: Path | None) -> str | None:
+    """The system text that all training rows of a run had; None where they had several, or none."""
+    text = _training_rows(run).get("system")
+    return text if isinstance(text, str) else None
+
+
+def _answers(run: Path | None) -> dict[str, int]:
+    """Numbers of a run's answers with thoughts and without; empty where its data report doesn't say."""
+    counts = _training_rows(run)
     return {
         name: counts[name]
         for name in (thoughts.WITH_THOUGHTS, thoughts.WITHOUT_THOUGHTS)
@@ -290,6 +302,10 @@ def _data(job: Job | None, resolved: Resolved[EvaluateOptions]) -> DataSpec:
     if file is not None:
         changed["eval_file"] = str(local_file(file, "--eval-file"))
         changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
+    if (most := changed.get("max_length")) is not None:
+        changed |= halves(most)
+    elif {"max_source_length", "max_target_length"} & changed.keys():
+        changed["max_length"] = None
     if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
         changed["data_format"] = named
     if job is not None:

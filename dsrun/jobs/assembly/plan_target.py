@@ -92,7 +92,7 @@ def _named(
     room = MemoryBudget(
         count, nodes, memory, hardware, sizes["host_memory"], sizes["nvme"], calibration=known
     )
-    on = f" on {nodes} nodes" if nodes > 1 else ""
+    on = f" on {nodes} nodes of {count}" if nodes > 1 else ""
     text = f"{count * nodes} x {name}{on}, {memory / 2**30:.1f} GiB each" + _host_text(room)
     fp16 = kind is None or kind.takes_fp16(os.environ)
     capability = tuple(map(int, kind.compute_capability.split("."))) if kind else None
@@ -103,6 +103,21 @@ def _named(
         hardware_assumed=kind is None,
         capability=capability,
         fp16=fp16,
+        notes=_many(count, nodes),
+    )
+
+
+MOST_IN_A_NODE = 16
+"""GPUs of the largest usual node."""
+
+
+def _many(count: int, nodes: int) -> tuple[str, ...]:
+    """A line where --gpus may have been meant for all nodes together."""
+    if nodes == 1 or count < MOST_IN_A_NODE or count % nodes:
+        return ()
+    return (
+        f"--gpus {count} --nodes {nodes} are {count * nodes} GPUs, {count} in each node; {count} in all are "
+        f"--gpus {count // nodes} --nodes {nodes}.",
     )
 
 

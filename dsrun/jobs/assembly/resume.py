@@ -37,6 +37,7 @@ from dsrun.jobs.assembly.checks import (
     precision,
     version_check,
 )
+from dsrun.jobs.assembly.checks.kernels import devices_of
 from dsrun.jobs.assembly.checks.memory_check import AUTO
 from dsrun.jobs.assembly.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.assembly.finetune import FinetuneRequest
@@ -50,7 +51,7 @@ from dsrun.models import hub, model_files, peft_methods
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import flag_of, select
-from dsrun.options.optimizers import ADAMW, OPTIMIZERS
+from dsrun.options.optimizers import ADAMW, OPTIMIZERS, made_by_ranks
 from dsrun.options.table import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -128,6 +129,9 @@ def resumed(
             *disk_check.check(again),
             *check_torch_build(placed),
             *compiling.resumed(again, environ),
+            *precision.fp8_device_problems(
+                again.training.fp8, devices_of(placed.own_machine, placed.devices, known=placed.known)
+            ),
         ]
     )
     known = version_check.check(again, resumes=True, force=options.force)
@@ -312,7 +316,7 @@ def divided(
         config = build_config(preset, options)
         optimizer = job.training.optimizer
         raise_all(optimizers.refusals(config.ds_config, job.accelerator, preset, optimizer))
-        if optimizers.made_by_ranks(optimizer):
+        if made_by_ranks(optimizer):
             config, _ = optimizers.taken_out(config, optimizer)
         # What the run began with came in by --set here, and keeps who gave it.
         origins = {**config.origins, **{path: origin for path, origin in before.items() if path in given}}

@@ -6,16 +6,29 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dsrun.host.hiding import HIDDEN, without_secrets
-from dsrun.jobs.diagnosis import memory_text
+from dsrun.jobs.diagnosis import memory_text, names, own_words
+from dsrun.jobs.diagnosis.exceptions import api_history, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
-from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
+MOST_OF_MESSAGE = 300
+"""Longest part of an exception's message that stands in a sentence, in characters."""
+MOST_CHAINED = 160
+"""Longest quotation of another exception of a chain, in characters."""
 MOST_QUOTED = 500
 """Longest quotation of a line, in characters."""
+IMPORTS = ("ImportError", "ModuleNotFoundError")
+"""Exceptions that the code raises which imports, and not what is imported."""
+BY_WORDS = (MESSAGE, PLACE)
+"""Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
+OF_RELEASES = ("version", "import")
+"""Causes whose lines may name the release that is asked for and the one that is there."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -55,6 +68,16 @@ class Diagnosis:
     versions: str | None = None
     others: Sequence[str] = ()
     """Other signatures in the logs."""
+    names: Sequence[Mapping[str, str]] = ()
+    """The names and numbers that the line quotes: kind and value of each."""
+    quotes: Sequence[str] = ()
+    """What the program itself says about cause or remedy."""
+    lines: Sequence[str] = ()
+    """Where no cause is named: the lines that look like a failure, as file:line and text."""
+    api: Mapping[str, Any] | None = None
+    """What the releases of a package say about a name that was asked for in vain."""
+    looks_like: Mapping[str, Any] | None = None
+    """Where no cause is named: the signature whose example is most like the line, with its cause and how much."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -72,25 +95,19 @@ def in_words(
     verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str], rank: int | None = None
 ) -> Diagnosis:
     """A verdict in the user's language. rank: the one that is known to have ended first."""
-    chinese = speaks_chinese(environ)
-    summary, next_step = _texts(verdict, chinese)
+    answer = _answer(verdict, speaks_chinese(environ))
     line, first, signature = verdict.line, verdict.first, verdict.signature
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first
-    numbers = None
-    if line and verdict.cause == "gpu_oom" and (numbers := memory_text.numbers(line.whole)):
-        summary = f"{summary} {memory_text.in_words(numbers, chinese)}".strip()
-    elif line and verdict.cause in ON_HOST and (numbers := memory_text.host_numbers(line.whole)):
-        summary = f"{summary} {memory_text.host_in_words(numbers, chinese)}".strip()
     return Diagnosis(
         cause=verdict.cause,
-        summary=summary,
+        summary=answer.summary,
         rank=first.rank if rank is None else rank,
         host=first.host or (line.host if line and first.rank is not None else None),
         time=first.when or (_time(line) if line else None),
         line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
-        next_step=next_step,
+        next_step=answer.next_step,
         check=signature.check or None if signature else None,
         confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
@@ -98,12 +115,133 @@ def in_words(
         signature=signature.id if signature else None,
         causes=signature.causes if signature else (),
         tell_apart=signature.tell_apart or None if signature else None,
-        numbers=numbers,
+        numbers=answer.numbers,
         rank_by=(first.why or None) if rank is None else "dsrun saw it end first",
         source=signature.source or None if signature else None,
         versions=signature.versions_in_words or None if signature else None,
         others=verdict.others,
+        names=tuple({"kind": name.kind, "value": name.value[:MOST_QUOTED]} for name in answer.names),
+        quotes=answer.quotes,
+        lines=_failed_lines(verdict, logs),
+        api=api_history.api_key(verdict.api) if verdict.api else None,
+        looks_like=_looks_like(verdict),
     )
+
+
+class _Answer(NamedTuple):
+    """What a diagnosis says, in the user's language."""
+
+    summary: str
+    next_step: str
+    names: Sequence[names.Name]
+    quotes: tuple[str, ...]
+    numbers: Mapping[str, float] | None
+
+
+def _answer(verdict: Verdict, chinese: bool) -> _Answer:
+    """Cause and next step, with what the rest of its chain, the line's sizes and names, and the program itself say."""
+    summary, next_step = _texts(verdict, chinese)
+    line = verdict.line if _is_failure(verdict) else None
+    quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line else ()
+    next_step = _with_advice(verdict, quoted, summary, next_step, chinese)
+    named = names.names_in(_message(verdict)) if line else []
+    if chained := _chained(verdict):
+        summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
+    numbers, sizes = _numbers(verdict, chinese)
+    summary = f"{summary} {sizes}".strip()
+    if not verdict.api and not verdict.told:  # these name what counts
+        shown = [name for name in named if not (numbers and name.kind == "size")]
+        summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
+    return _Answer(summary, next_step, named, quoted, numbers)
+
+
+def _with_advice(verdict: Verdict, quoted: Sequence[str], summary: str, next_step: str, chinese: bool) -> str:
+    """The next step with the program's own advice: in its place without a cause, before it where only words are known,
+    and behind it where it names something more."""
+    if not quoted:
+        return next_step
+    advice = _own_advice(quoted, chinese)
+    if verdict.cause is None:
+        return advice
+    if verdict.signature and verdict.signature.kind in BY_WORDS:
+        return f"{advice} {next_step}"
+    return next_step if names.all_in(quoted[0], f"{summary} {next_step}") else f"{next_step} {advice}"
+
+
+def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | None, str]:
+    """Sizes of memory that ran out, and a sentence of them; of other causes none."""
+    text = verdict.line.whole if verdict.line else ""
+    if verdict.cause == "gpu_oom" and (sizes := memory_text.numbers(text)):
+        return sizes, memory_text.in_words(sizes, chinese)
+    if verdict.cause in ON_HOST and (sizes := memory_text.host_numbers(text)):
+        return sizes, memory_text.host_in_words(sizes, chinese)
+    return None, ""
+
+
+def _is_failure(verdict: Verdict) -> bool:
+    """Whether the verdict's line is of a failure, and not only where a log ends."""
+    return verdict.cause is not None or verdict.signature is not None or verdict.raised is not None
+
+
+def _message(verdict: Verdict) -> str:
+    """The line that shows the cause, or an exception's message with its type; without prefixes."""
+    raised = verdict.raised or verdict.exception
+    if raised and verdict.line and raised.line is verdict.line:
+        return f"{raised.name}: {raised.message}"
+    return narrow(verdict.line.text.strip()) if verdict.line else ""
+
+
+def _chained(verdict: Verdict) -> str:
+    """The other exceptions of the chain as quotations, oldest first: one of them may say what the deciding one
+    doesn't."""
+    own = _message(verdict)
+    texts = dict.fromkeys(
+        f"{one.name}: {without_secrets(' '.join(one.message.split()))[:MOST_CHAINED]}"
+        for one in verdict.chain
+        if len(one.message.split()) > 1 and one.message.split("\n")[0] not in own
+    )
+    return ", ".join(f'"{text}"' for text in list(texts)[:2]) + "." if texts else ""
+
+
+def _own_advice(quoted: Sequence[str], chinese: bool) -> str:
+    """A program's own words in the place of a next step."""
+    return f"程序自己说：“{quoted[0]}”" if chinese else f'The program says itself: "{quoted[0]}"'
+
+
+def _names_in_words(verdict: Verdict, named: Sequence[names.Name], answer: str, chinese: bool) -> str:
+    """The names that the answer lacks, and of those that the line lists the ones most like what is missing."""
+    text = names.in_words(names.unnamed(named, answer), chinese)
+    missed, near = names.near(_message(verdict)) if named else ("", [])
+    if near:
+        like = "、".join(near) if chinese else " or ".join(near)
+        text += (
+            f" 与 {missed} 相近的有：{like}。"
+            if chinese
+            else f" Is {like} meant, where {missed} is asked for?"
+        )
+    return text.strip()
+
+
+def _failed_lines(verdict: Verdict, logs: Sequence[LogSource]) -> tuple[str, ...]:
+    """Without a cause: the lines that speak of a failure, so that nobody is told that there is none."""
+    if verdict.cause is not None:
+        return ()
+    return tuple(
+        f"{logs[line.source].name if line.source < len(logs) else ''}:{line.number}: "
+        f"{without_secrets(line.whole.strip())[:MOST_QUOTED]}"
+        for line in verdict.failed
+    )
+
+
+def _looks_like(verdict: Verdict) -> Mapping[str, Any] | None:
+    """The signature whose example is most like the line, where no signature fits."""
+    like = verdict.like
+    if like is None:
+        return None
+    return {
+        "signature": like.signature.id, "cause": like.signature.cause, "likeness": round(like.score, 2),
+        "summary": _filled(like.signature.means, {}),
+    }  # fmt: skip
 
 
 def _is_certain(verdict: Verdict) -> bool:
@@ -119,23 +257,29 @@ def _confidence(verdict: Verdict) -> str:
 
 def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     """Headline and next step."""
+    if verdict.api:
+        return api_history.in_words(verdict.api, chinese)
+    if told := verdict.told:
+        means, next_step = (told.means_zh, told.next_zh) if chinese else (told.means, told.next)
+        return f"{means} {_place(verdict, chinese)}".strip(), next_step
+    if asked := _requirement(verdict):
+        means, next_step = requirements.in_words(asked, chinese)
+        return f"{means} {_place(verdict, chinese)}".strip(), next_step
     if signature := verdict.signature:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
-        raised = verdict.raised
-        raised_text = f" ({raised.name}: {without_secrets(raised.message)[:200]})" if raised else ""
         values = _open_values(verdict)
-        place = f" {_place(verdict, chinese)}" if raised else ""
-        return (_filled(means, values) + raised_text.replace("\n", " ") + place).strip(), _filled(
-            next_step, values
-        )
+        place = f" {_place(verdict, chinese)}"
+        return f"{_filled(means, values)}{_raised_text(verdict)}{place}".strip(), _filled(next_step, values)
     if verdict.raised:
         if meaning := verdict.meaning:
             means, next_step = (
                 (meaning.means_zh, meaning.next_zh) if chinese else (meaning.means, meaning.next)
             )
-            return f"{means} {_place(verdict, chinese)}".strip(), next_step
+            return f"{means}{_raised_text(verdict)} {_place(verdict, chinese)}".strip(), next_step
         return _unknown(verdict, chinese)
+    if verdict.failed:
+        return _unknown_lines(verdict, chinese)
     if chinese:
         return (
             "日志里没有找到失败的原因。",
@@ -147,27 +291,74 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     )
 
 
+def _requirement(verdict: Verdict) -> requirements.Requirement | None:
+    """The release that the deciding line asks for, where it is one of versions and names the one that is there."""
+    if verdict.cause not in OF_RELEASES or verdict.line is None:
+        return None
+    return requirements.requirement(_message(verdict))
+
+
+def _raised_text(verdict: Verdict) -> str:
+    """The exception as a quotation in brackets; empty where there is none."""
+    raised = verdict.raised
+    if raised is None:
+        return ""
+    return f" ({raised.name}: {without_secrets(' '.join(raised.message.split()))[:MOST_OF_MESSAGE]})"
+
+
+def _unknown_lines(verdict: Verdict, chinese: bool) -> tuple[str, str]:
+    """Lines that speak of a failure, and no more is known of it: the first is quoted."""
+    line = without_secrets(verdict.failed[0].text.strip())[:MOST_OF_MESSAGE]
+    if chinese:
+        return (
+            f"有失败的迹象，但没有已知的特征能说明原因：“{line}”",
+            "查看这一行及其上方的内容，或给出所有进程的日志。",
+        )
+    return (
+        f'Something failed, and no known signature says why: "{line}"',
+        "Look at that line and those above it, or name the logs of all ranks.",
+    )
+
+
 def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     """An exception whose type may mean anything: it is shown, and no cause is claimed."""
     name = verdict.raised.name if verdict.raised else ""
     if chinese:
         return (
-            f"有进程抛出了 {name}，但没有已知的特征能说明原因。{_place(verdict, chinese)}",
+            f"有进程抛出了 {name}，但没有已知的特征能说明原因。{_raised_text(verdict)}{_place(verdict, chinese)}",
             "阅读该异常的消息和调用栈；那里写的才是原因。",
         )
     return (
-        f"A rank raised {name}, and no known signature says why. {_place(verdict, chinese)}".strip(),
+        f"A rank raised {name}, and no known signature says why{_raised_text(verdict)}. "
+        f"{_place(verdict, chinese)}".strip(),
         "Read that exception's message and frames: the reason is said there, and by no signature.",
     )
 
 
 def _place(verdict: Verdict, chinese: bool) -> str:
     """The place in the user's own code that an exception came from, as a sentence."""
-    raised = verdict.raised
+    raised = verdict.raised or verdict.exception
     if raised is None or not raised.frames:
+        return ""
+    if verdict.raised is None and not (raised.user_frame or raised.asker or raised.name in IMPORTS):
         return ""
     frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"
+    asker = raised.asker
+    if asker and asker.package and asker.package != raised.package and raised.name not in IMPORTS:
+        code = f" (`{without_secrets(asker.code)[:120]}`)" if asker.code else ""
+        by = f"{asker.package}{code}"
+        called = f"，调用处：{place}" if chinese else f", called from {place}"
+        called = called if raised.user_frame else ""
+        return (
+            f"{by} 调用了 {raised.package}{called}。"
+            if chinese
+            else f"{by} had asked {raised.package}{called}."
+        )
+    if raised.package and raised.name in IMPORTS:
+        return (
+            f"{raised.package} 用到它（{place}）。" if chinese else f"{raised.package} asks for it ({place})."
+        )
     if raised.package and raised.user_frame:
         return (
             f"由 {raised.package} 抛出，调用处：{place}。"
@@ -178,9 +369,12 @@ def _place(verdict: Verdict, chinese: bool) -> str:
 
 
 def _open_values(verdict: Verdict) -> Mapping[str, str]:
-    """Values of the pattern's groups, without secrets: a part of a secret doesn't look like one any more."""
+    """Values of the pattern's groups, and the package that raised it as "caller"; without secrets, of which a part
+    doesn't look like one any more."""
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
-    return {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
+    caller = verdict.exception.package if verdict.exception else ""
+    who = {"caller": caller} if caller and caller != owners.REMOTE_CODE else {}
+    return who | {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -215,7 +409,13 @@ def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = Non
     """The diagnosis of the logs that some names stand for. Raises DsrunError where one can't be read."""
     from dsrun.jobs.diagnosis import log_files
 
-    logs = log_files.sources(given)
+    return diagnose_logs(log_files.sources(given), environ)
+
+
+def diagnose_logs(logs: Sequence[LogSource], environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """The diagnosis of some logs. Raises DsrunError where one can't be read."""
+    from dsrun.jobs.diagnosis import log_files
+
     index = SignatureIndex(find_signatures())
     lines = log_files.read(logs, index)
     return in_words(judge(lines, index), logs, os.environ if environ is None else environ)

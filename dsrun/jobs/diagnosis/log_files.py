@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import stat
@@ -57,11 +58,13 @@ class LogSource(NamedTuple):
     name: str
     """Name for the user: its path, or "stdin"."""
     path: Path | None
-    """None: stdin."""
+    """None: stdin, or `content`."""
     rank: int | None = None
     host: str | None = None
     since: int = 0
     """Bytes at its beginning that belong to an earlier attempt."""
+    content: bytes | None = None
+    """The log itself, where no file holds it."""
 
 
 def sources(given: Iterable[str]) -> list[LogSource]:
@@ -153,14 +156,15 @@ def _is_dump(source: LogSource) -> bool:
 def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
     try:
         if source.path is None:
-            return _sifted(source, sys.stdin.buffer, index)
+            file = sys.stdin.buffer if source.content is None else io.BytesIO(source.content)
+            return _sifted(source, file, index)
         size = source.path.stat().st_size - source.since if source.path.is_file() else 0
         if size > LARGE_BYTES and not _packing(source, source.path):
             return _in_parts(source.path, source.since, index)
-        with _unpacked(source, source.path) if size else source.path.open("rb") as file:
+        with _unpacked(source, source.path) if size else source.path.open("rb") as log:
             if source.since:
-                file.seek(source.since)
-            return _sifted(source, file, index)
+                log.seek(source.since)
+            return _sifted(source, log, index)
     except (OSError, EOFError, zlib.error) as error:
         raise DsrunError(
             f"can't be read: {getattr(error, 'strerror', None) or error}", where=source.name

@@ -6,20 +6,45 @@
 3. Of several causes the first counts: by the clock where logs of several ranks have one, else by the order of lines.
    One that says less about the same failure (`FailureSignature.over`) gives way, and one that programs try again and
    after which this one went on (progress.py). Where others of another class follow, nobody is sure.
-4. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
+4. Whose code raised an exception decides what it can mean: what Python raises at the user's own expression is no
+   library's failure, source code and printed records are none, and a wording that no example has, a denial, or
+   another failure beside it leave less confidence. What the releases of packages and the expression itself say comes
+   before a signature's sentence.
+5. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, memory_text, progress, ranks, unknown_exceptions
-from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine
-from dsrun.jobs.diagnosis.reading.tracebacks import CODE, RaisedException, exceptions, exceptions_inside
+from dsrun.jobs.diagnosis import likeness, memory_text, ranks
+from dsrun.jobs.diagnosis.exceptions import (
+    api_history,
+    exception_types,
+    language_errors,
+    unknown_exceptions,
+)
+from dsrun.jobs.diagnosis.progress import Steps
+from dsrun.jobs.diagnosis.reading import owners
+from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
+from dsrun.jobs.diagnosis.reading.tracebacks import (
+    BEGIN,
+    CODE,
+    OF_LANGUAGE,
+    RaisedException,
+    chain_of,
+    exceptions,
+    exceptions_inside,
+    is_code,
+)
 from dsrun.jobs.diagnosis.signatures import (
     HARMLESS,
+    MESSAGE,
     PLACE,
     ROOT,
     SYMPTOM,
@@ -32,7 +57,33 @@ LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
 TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
+STEPS_AFTER_WARNING = 2
+"""Different lines of steps behind a warning after which it was no more than that."""
+GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
+"""Causes with which steps go on for a while: what they spoil shows later."""
 WARNED, FAILED = "WARNING", "ERROR"
+SPOKEN_OF = re.compile(
+    r"(?i)\b(?:no|never|without|avoids?|avoiding|prevents?|preventing|in case of|whenever|if you (?:see|get|hit)"
+    r"|handles?|caught(?: an?)?|catching|ignoring|ignored|recovers? from|recovered from|fixes|fixed|instead of)"
+    r"[: ]{1,2}"
+    r"(?:an? |the |any )?['\"`]?(?:[\w.]{1,80}(?:Error|Exception): )?(?:\[Errno -?\d{1,3}\] )?$"
+)
+"""Words right before those of a failure by which it is denied or supposed."""
+LONGEST_SPEECH = 140
+"""Letters before a failure's words in which these are looked for."""
+RECORD = re.compile(r"^\s{0,8}[\[(]?\{['\"]\w[\w .-]{0,60}['\"]: ")
+"""A line that is a record of data: a dict or JSON with a key in quotation marks first."""
+FAILURE = re.compile(
+    r"(?:\b(?:ERROR|FATAL|CRITICAL|Fatal error|fatal)\b[: ]"
+    r"|\b(?:[A-Z]\w{0,60})?(?:Error|Exception)\b(?::|$)|^[Ee]rror\b"
+    r"|(?i:\b(?:failed with|failed to|exit(?:ed)? (?:with )?(?:code|status)|return(?:ed)? (?:with )?code|error code))"
+    r"(?![ :=]{0,4}0\b))"
+)
+"""Words of a line that something failed: a level, a type of an exception, an exit code other than 0."""
+PARAMETER_CAUSES = ("script_api", "version")
+"""Classes of a call that a release doesn't take: by who is to change, which a signature may know."""
+MOST_FAILED = 5
+"""Lines that speak of a failure that are shown where no cause is named."""
 MOST_QUOTED = 400
 """Longest quotation of a line, in characters."""
 
@@ -56,6 +107,24 @@ class Reading:
     unknown: Sequence[RaisedException]
     """Exceptions that no signature knows."""
     index: SignatureIndex
+    raised: Sequence[RaisedException] = ()
+    """All exceptions, those that a signature knows, too."""
+
+    @cached_property
+    def last_failed(self) -> Mapping[int, int]:
+        """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows."""
+        failed = [sighting.line for sighting in self.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
+        failed += [exception.line for exception in self.unknown]
+        return {line.source: line.number for line in sorted(failed, key=lambda line: line.number)}
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The lines of steps."""
+        return Steps(self.lines)
+
+    def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
+        """The exception whose line, or a line of whose message, this is."""
+        return next((one for one in self.raised if line and _place(line) in _own_places(one)), None)
 
     def of_kind(self, kind: str) -> list[Sighting]:
         """The sightings of one kind."""
@@ -79,12 +148,32 @@ class Verdict:
     first: ranks.FirstRank = ranks.NOBODY
     others: tuple[str, ...] = ()
     """Ids of other signatures in the logs, in order."""
+    told: language_errors.Told | None = None
+    """What Python's own exception means, by the code at which it was raised."""
+    api: api_history.ApiFinding | None = None
+    """What the releases of a package say about the name that is asked for in vain."""
+    exception: RaisedException | None = None
+    """The exception on the line that shows the cause, if it is one."""
+    chain: Sequence[RaisedException] = ()
+    """The others of its chain."""
+    lines: Sequence[PeeledLine] = field(default=(), repr=False)
+    """All lines, for what stands around the one that shows the cause."""
+    failed: Sequence[PeeledLine] = ()
+    """Without a cause: lines that speak of a failure."""
+    like: likeness.Likeness | None = None
+    """Without a cause: the signature whose example is most like the line."""
 
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
-    unexplained = None
+    verdict = replace(_with_details(_decided(reading), reading), lines=lines)
+    return verdict if verdict.cause else _unexplained(verdict, reading)
+
+
+def _decided(reading: Reading) -> Verdict:
+    """The verdict by signatures, types and words alone."""
+    lines, unexplained = reading.lines, None
     # From the surest kind to the least. An exception that is a consequence of another failure is kept back: a symptom
     # or a tail below it may still name that failure.
     for decide in (_root, _exception, _symptom, _logged, _tail):
@@ -94,6 +183,74 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
             elif unexplained is None or verdict.cause is not None:
                 return verdict
     return unexplained or Verdict(values={}, line=next(filter(_has_text, reversed(lines)), None))
+
+
+def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
+    """The verdict with what the code at an exception, and the releases of packages, say beyond its class."""
+    decided = verdict.raised is not None or verdict.signature is not None
+    raised = verdict.raised or (reading.exception_of(verdict.line) if decided else None)
+    if raised is None or raised.ignored:
+        return verdict
+    others = [one for one in chain_of(raised, reading.raised) if one is not raised]
+    verdict = replace(verdict, exception=raised, chain=others)
+    if api := api_history.finding(raised, reading.lines):
+        return _by_history(verdict, api)
+    if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
+        return replace(verdict, confidence=_by_owner(verdict, raised))
+    if told := language_errors.told(raised):
+        # A sentence on the very expression says more than a file's signature.
+        cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
+        confidence = "medium" if verdict.confidence in ("none", "low") else verdict.confidence
+        return replace(verdict, cause=cause, told=told, signature=None, confidence=confidence, raised=raised)
+    return verdict
+
+
+def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
+    """A verdict without a cause, with the lines that speak of a failure, and what they look like."""
+    raised = verdict.raised
+    failed = [raised.line] if raised else list(islice(filter(_speaks_of_failure, reading.lines), MOST_FAILED))
+    if not failed or verdict.signature:
+        return replace(verdict, failed=tuple(failed))
+    text = f"{raised.name}: {raised.message}" if raised else failed[0].text
+    like = likeness.index_of(reading.index.all).nearest(text)
+    line = verdict.line if raised else failed[0]
+    return replace(verdict, failed=tuple(failed), like=like, line=line)
+
+
+def _speaks_of_failure(line: PeeledLine) -> bool:
+    """Whether a line has the level or the words of a failure, and no program goes on by its level."""
+    return (
+        line.level not in GOES_ON
+        and not CODE.match(line.text)
+        and (line.level == FAILED or bool(FAILURE.search(line.text)))
+    )
+
+
+def _by_history(verdict: Verdict, api: api_history.ApiFinding) -> Verdict:
+    """The verdict as the releases of a package make it."""
+    if api.direction == api_history.NEVER and api.kind not in ("model type", "name"):
+        # That no release has a name is sure only of what was read; a signature that knows the line knows more.
+        known = verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE)
+        if known and not api.instead:
+            return verdict
+        if known:
+            return replace(verdict, api=api)
+        confidence = "medium" if api.near or api.is_own else "low"
+        cause = "script_error" if api.is_own else "version"
+        return replace(verdict, api=api, cause=cause, confidence=confidence, raised=verdict.exception)
+    surely = api.is_sure and api.direction in (api_history.NEWER, api_history.OLDER)
+    cause = "import" if api.direction == api_history.BROKEN else "version"
+    if api.kind in ("parameter", "positional", "required") and verdict.cause in PARAMETER_CAUSES:
+        cause = verdict.cause or cause
+    return replace(verdict, api=api, cause=cause, confidence="high" if surely else "medium")
+
+
+def _by_owner(verdict: Verdict, raised: RaisedException) -> str:
+    """The confidence in a signature, at most "medium" where the user's own code raised what it takes for a library's
+    failure, or where Python's own words are all that there is."""
+    own_words = raised.owner == owners.USER and raised.raiser is not None and CODE.match(raised.raiser.code)
+    bare = raised.name in OF_LANGUAGE and not raised.frames
+    return "medium" if verdict.confidence == "high" and (own_words or bare) else verdict.confidence
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
@@ -122,7 +279,17 @@ def _read(
     index: SignatureIndex,
 ) -> Reading:
     """A reading of the lines. ignored: places of lines that don't count."""
-    fitting = list(_in_context(seen, lines))
+    theirs = _of_users_own_code(raised)
+    index_of_line = {id(line): place for place, line in enumerate(lines)}
+    fitting = [
+        sighting
+        for sighting in _in_context(seen, lines)
+        if (sighting.signature.own_code or _place(sighting.line) not in theirs)
+        and (sighting.signature.reads_code or not is_code(index_of_line[id(sighting.line)], lines))
+    ]
+    # A notebook's traceback begins with the type alone: the exception's own line says more, where the log has it.
+    full = {sighting.signature.id for sighting in fitting if BEGIN not in sighting.line.text}
+    fitting = [one for one in fitting if BEGIN not in one.line.text or one.signature.id not in full]
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
     }
@@ -141,13 +308,23 @@ def _read(
         and below.isdisjoint((exception.line.source, number) for number in _own_lines(exception)[1:])
     ]
     in_threads = [exception for exception in unknown if exception.handled]
-    return Reading(
-        lines, telling, [exception for exception in unknown if not exception.handled] or in_threads, index
-    )
+    in_no_thread = [exception for exception in unknown if not exception.handled]
+    return Reading(lines, telling, in_no_thread or in_threads, index, raised)
+
+
+def _of_users_own_code(raised: Sequence[RaisedException]) -> set[tuple[int, int]]:
+    """Places of exceptions that Python raised at an expression of the user's own: no library's failure."""
+    return {_place(exception.line) for exception in raised if exception.is_users_own}
+
+
+def _own_places(raised: RaisedException) -> set[tuple[int, int]]:
+    return {(raised.line.source, number) for number in _own_lines(raised)}
 
 
 def _own_lines(raised: RaisedException) -> range:
-    """Numbers of an exception's line and of those below that may belong to its message."""
+    """Numbers of an exception's line and of those below that may belong to its message: Python's own is one line."""
+    if raised.is_users_own:
+        return range(raised.line.number, raised.line.number + 1)
     return range(raised.line.number, raised.last + 1)
 
 
@@ -215,7 +392,11 @@ def _root(reading: Reading) -> Verdict | None:
     """
     roots = reading.of_kind(ROOT)
     loud = [sighting for sighting in roots if sighting.line.level not in GOES_ON]
-    warned = [sighting for sighting in roots if sighting.line.level == WARNED]
+    warned = [
+        sighting
+        for sighting in roots
+        if sighting.line.level == WARNED and not reading.steps.follow(sighting.line, STEPS_AFTER_WARNING)
+    ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
     if loud:
@@ -225,41 +406,68 @@ def _root(reading: Reading) -> Verdict | None:
             sighting
             for sighting in roots
             if (sighting in loud or sighting in more) and not CODE.match(sighting.line.text)
-        ] or loud
+        ]
+        if not telling:  # nothing but source code that would say it
+            named = None if reading.unknown else _named(loud, reading)
+            return replace(named, confidence="low") if named and named.cause else None
         fatal = [sighting for sighting in telling if not _survived(sighting, reading)]
-        if not fatal and _fails_later(telling[-1].line, reading):
-            return None
+        if not fatal and (
+            _fails_later(telling[-1].line, reading) or not any(_is_tried_again(one) for one in telling)
+        ):
+            return None  # it went on, and failed later or not at all
         verdict = _named(fatal or telling, reading)
-        return verdict and _less_sure(verdict, fatal)
+        return verdict and _less_sure(verdict, fatal, reading)
     named = None if reading.unknown else _named(warned, reading)
     return replace(named, confidence="low") if named and named.cause else None
 
 
 def _survived(sighting: Sighting, reading: Reading) -> bool:
-    """Whether a failure is of a kind that programs retry, and this one went on after it."""
-    again = sighting.signature.retry or sighting.signature.cause in TRIED_AGAIN
-    return again and progress.went_on(sighting.line, reading.lines)
+    """Whether the program went on after what looks like its failure, of a kind that doesn't show in later steps."""
+    if _is_tried_again(sighting):
+        return reading.steps.follow(sighting.line)
+    # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
+    lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
+    return not lasts and reading.steps.follow(sighting.line)
+
+
+def _is_tried_again(sighting: Sighting) -> bool:
+    """Whether a failure is of a kind that programs try again by themselves."""
+    return sighting.signature.retry or sighting.signature.cause in TRIED_AGAIN
 
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:
     """Whether something else fails behind a line of the same log."""
-    failed = [sighting.line for sighting in reading.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
-    failed += [exception.line for exception in reading.unknown]
-    return any(other.source == line.source and other.number > line.number for other in failed)
+    return reading.last_failed.get(line.source, 0) > line.number
 
 
-def _less_sure(verdict: Verdict, fatal: Sequence[Sighting]) -> Verdict:
-    """The verdict with less confidence, where the program survived the cause, or others stand beside it.
+def _less_sure(verdict: Verdict, fatal: Sequence[Sighting], reading: Reading) -> Verdict:
+    """The verdict with less confidence, where the program survived the cause, others stand beside it, or its line only
+    quotes it.
 
     A signature that says less of the same failure is no other cause.
     """
+    if verdict.line and verdict.signature and _is_quoted(verdict.line, verdict.signature):
+        return replace(verdict, confidence="low") if verdict.cause else verdict
     if not fatal:
         return replace(verdict, confidence="low") if verdict.cause else verdict
     less = verdict.signature.over if verdict.signature else ()
     others = {sighting.signature.cause for sighting in fatal if sighting.signature.id not in less} - {
         verdict.cause
     }
+    others |= {"script_error" for raised in reading.unknown if raised.is_users_own and not raised.is_wrapped}
     return replace(verdict, confidence="medium") if others and verdict.confidence == "high" else verdict
+
+
+def _is_quoted(line: PeeledLine, signature: FailureSignature) -> bool:
+    """Whether a line only speaks of a failure: it is a record of data that a program prints, or denies or supposes it
+    in the words before it."""
+    text = narrow(line.whole)
+    hit = signature.compiled.search(text)
+    if hit is None:
+        return False
+    if SPOKEN_OF.search(text[max(0, hit.start() - LONGEST_SPEECH) : hit.start()]):
+        return True
+    return RECORD.match(line.text) is not None and text.find('"', hit.end()) >= 0
 
 
 def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
@@ -279,10 +487,19 @@ def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
         signature=first.signature,
         values=first.values,
         line=first.line,
-        confidence=first.signature.confidence,
+        confidence=_confidence(first),
         first=_first_rank(first, same, reading),
         others=tuple(others),
     )
+
+
+def _confidence(sighting: Sighting) -> str:
+    """The signature's confidence, a grade less where no example has the wording that matched, or in source code."""
+    confidence = sighting.signature.confidence
+    surely = sighting.signature.is_shown_by_example(narrow(sighting.line.whole)) and not CODE.match(
+        sighting.line.text
+    )
+    return "medium" if confidence == "high" and not surely else confidence
 
 
 def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -> ranks.FirstRank:
@@ -300,7 +517,7 @@ def _exception(reading: Reading) -> Verdict | None:
     """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
     if not reading.unknown:
         return None
-    raised = unknown_exceptions.first_of(reading.unknown, reading.lines)
+    raised = unknown_exceptions.first_of(reading.unknown, reading.steps)
     places = [sighting.signature for sighting in reading.of_kind(PLACE)]
     explanation = unknown_exceptions.explained(raised, places, reading.index)
     same = [exception.line for exception in reading.unknown if exception.type == raised.type]
@@ -332,7 +549,7 @@ def _logged(reading: Reading) -> Verdict | None:
     """An error that was logged in plain words, where nothing was raised: the first that says what is wrong."""
     known = {_place(sighting.line) for sighting in reading.sightings}
     for line in reading.lines:
-        if line.level != FAILED or _place(line) in known or progress.went_on(line, reading.lines):
+        if line.level != FAILED or _place(line) in known or reading.steps.follow(line):
             continue
         if signature := unknown_exceptions.logged(line, reading.index):
             verdict = _named([Sighting(signature, line, {})], reading)

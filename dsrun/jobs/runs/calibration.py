@@ -209,13 +209,23 @@ def _factor(runs: Sequence[MeasuredRun], ratio: Callable[[MeasuredRun], float | 
     return round(min(MOST, max(LEAST, _median(ratios))), 4) if ratios else 1.0
 
 
-def of_two(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) -> Calibration:
+def of_two(
+    plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]], *, cpu: bool = False
+) -> Calibration:
     """The calibration from two runs of one set-up, the second with more rows a micro batch.
+
+    cpu: the ranks train on CPUs, where all is in the node's memory, and one constant a process is learnt.
 
     Bytes of both are constant + rows x slope, and so are the plans'. What doesn't grow in a plan, because its peak is
     in the optimizer's step, says nothing of the slope. Raises DsrunError where no GPU memory was measured.
     """
     (small, large), (first, second) = plans, took
+    if cpu:
+        more = _median(
+            [(run["host_bytes"] or 0.0) - plan.host.peak for plan, run in zip(plans, took, strict=True)]
+        )
+        ranks = small.setup.ranks_per_node
+        return Calibration(seconds=_pace(plans, took), process_gib=round(more / ranks / GIB, 3))
     sizes = [measured_run["gpu_allocated_bytes"] for measured_run in (first, second)]
     if not sizes[0] or not sizes[1]:
         raise DsrunError(
@@ -225,13 +235,17 @@ def of_two(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) ->
     lengths = min(MOST, max(LEAST, (sizes[1] - sizes[0]) / grows)) if grows > 0 else 1.0
     rows = small.setup.micro_batch / (large.setup.micro_batch - small.setup.micro_batch)
     beside = sizes[0] - (small.gpu.allocated + (lengths - 1) * grows * rows)
+    return Calibration(seconds=_pace(plans, took), lengths=round(lengths, 4), gpu_gib=round(beside / GIB, 3))
+
+
+def _pace(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) -> float:
+    """Measured by predicted seconds of a step."""
     seconds = [
-        measured_run["step_seconds"] / plan.speed.seconds_per_step
-        for plan, measured_run in zip(plans, took, strict=True)
-        if measured_run["step_seconds"]
+        run["step_seconds"] / plan.speed.seconds_per_step
+        for plan, run in zip(plans, took, strict=True)
+        if run["step_seconds"]
     ]
-    factor = _median(seconds) if seconds else 1.0
-    return Calibration(seconds=round(factor, 4), lengths=round(lengths, 4), gpu_gib=round(beside / GIB, 3))
+    return round(_median(seconds), 4) if seconds else 1.0
 
 
 def save(learnt: Sequence[DeviceCalibration]) -> Path:

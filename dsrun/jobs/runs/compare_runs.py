@@ -106,6 +106,11 @@ def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 def setting_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
     """Other differences between the jobs: model, data, training, devices."""
     sides = [_settings(job) for job in jobs]
+    if len({job.model.name for job in jobs}) > 1:  # all else about them differs, too, and the name says it
+        sides = [
+            {path: value for path, value in side.items() if not path.startswith("model.")} for side in sides
+        ]
+        sides = [{"model": job.model.name, **side} for job, side in zip(jobs, sides, strict=True)]
     paths = dict.fromkeys(path for side in sides for path in side)
     rows = {path: [side.get(path) for side in sides] for path in paths}
     differ = {path: values for path, values in rows.items() if any(value != values[0] for value in values)}

@@ -13,7 +13,7 @@ from dsrun.job import export_request
 from dsrun.job.checkpoints import named_checkpoint, step_of
 from dsrun.job.export_request import ExportRequest, export_folders, with_format
 from dsrun.job.job import Job
-from dsrun.job.layout import NOT_FINITE, ORIGINAL, PREFIX
+from dsrun.job.layout import NOT_FINITE, ORIGINAL, PREFIX, TEXT_MODEL
 from dsrun.jobs.runs.helper_process import result_of
 from dsrun.jobs.runs.past_runs import Run
 
@@ -67,7 +67,7 @@ def pushed(
 
 def main_kind(folders: Mapping[str, Path]) -> str:
     """The kind of folder that is meant where only one is named."""
-    return ORIGINAL if ORIGINAL in folders else next(iter(folders))
+    return next((kind for kind in (ORIGINAL, TEXT_MODEL) if kind in folders), next(iter(folders)))
 
 
 def carry_out(requested: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ HOME = "runs"
 DEPTH = 4
 """Levels below a folder in which runs are looked for."""
 ALIVE = ("preparing", "running")
+WORSE = "finished: worse than it began"
+"""The state, in words, of a run whose loss ended above where it began."""
 FIRST_PHASE = "loading libraries"
 """The phase that every launch of the ranks begins with (dsrun/training/worker.py)."""
 
@@ -72,6 +74,17 @@ class Run:
     def script(self) -> ScriptJob | None:
         """The job of a script; None where the run is a fine-tune."""
         return self.any_job if isinstance(self.any_job, ScriptJob) else None
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """The result in run.json; empty where the run has none."""
+        result = self.record.get("result")
+        return result if isinstance(result, dict) else {}
+
+    @property
+    def state_text(self) -> str:
+        """The state, and whether the run was good for anything: a finished one may have made its model worse."""
+        return WORSE if self.state == "finished" and self.result.get("worse") is True else self.state
 
     @property
     def alive(self) -> bool:
@@ -166,8 +179,7 @@ class Run:
     @property
     def restarts(self) -> int:
         """Number of times that its ranks were started again after a failure."""
-        result = self.record.get("result")
-        restarts = self.record.get("restarts", result.get("restarts") if isinstance(result, dict) else None)
+        restarts = self.record.get("restarts", self.result.get("restarts"))
         return int(restarts) if number(restarts) else 0
 
     @property

@@ -14,9 +14,9 @@ from dsrun.job.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
 from dsrun.jobs.runs.past_runs import Run
 
 
-def next_commands(run: Run) -> dict[str, str]:
-    """Commands that suit a run in this state, by their purpose."""
-    path = str(run.path)
+def next_commands(run: Run, path: str = "") -> dict[str, str]:
+    """Commands that suit a run in this state, by their purpose. path: as they name its folder, if not whole."""
+    path = path or str(run.path)
     if run.alive:
         return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
     again = {"repeat": join(["dsrun", "rerun", path])}

@@ -15,7 +15,8 @@ from dsrun.job.layout import EVENTS, METRICS
 from dsrun.job.run_folder import JOB
 from dsrun.job.run_folder import STATE as RECORD
 from dsrun.job.run_folder import SUBMITTED as SCRIPT
-from dsrun.jobs.runs.metrics_file import has, time_of, value_of
+from dsrun.jobs.runs.metrics_file import has, number, time_of, value_of
+from dsrun.jobs.runs.outcome import Score, main_score
 from dsrun.jobs.runs.past_runs import Run, closed, find, no_run, read, waits
 
 BROKEN, CLOSED, SUBMITTED = "broken", "no access", "submitted"
@@ -51,6 +52,8 @@ class Summary:
     total_steps: int | None = None
     loss: float | None = None
     eval_loss: float | None = None
+    score: Score | None = None
+    """Score of the answers after training; None where none was taken."""
     tokens_per_second: float | None = None
     """Over the last steps, all ranks together, without padding."""
     seconds_left: float | None = None
@@ -123,7 +126,7 @@ def _of_any(run: Run, name: str) -> Summary:
     return Summary(
         name=name,
         path=str(run.path),
-        state=run.state,
+        state=run.state_text,
         cause=run.diagnosis.get("cause"),
         first_rank=run.diagnosis.get("rank"),
         model=job.title,
@@ -148,11 +151,20 @@ def _of_finetune(run: Run, job: Job, name: str) -> Summary:
         total_steps=total,
         loss=loss,
         eval_loss=eval_loss,
+        score=_score(run),
         tokens_per_second=speed,
         seconds_left=left if run.alive else None,
         memory_bytes=value_of(run.metrics_end, "memory_bytes"),
         planned_bytes=planned_bytes(job),
     )
+
+
+def _score(run: Run) -> Score | None:
+    """The score after training, from run.json: a table of many runs reads no file more for them."""
+    scores = run.result.get("scores")
+    after = scores.get("after") if isinstance(scores, dict) else None
+    known = {name: value for name, value in after.items() if number(value)} if isinstance(after, dict) else {}
+    return main_score(known) if known else None
 
 
 def planned_bytes(job: Job) -> float | None:

@@ -262,7 +262,7 @@ def _narrowed(job: AnyJob, part: HostDevices, host: Host) -> Host:
         uuids = {gpu.get("uuid") for gpu in kept}
         processes = [process for process in gpus.get("processes", ()) if process.get("uuid") in uuids]
         on_bus = 0 if (gpus["gpus"] and not kept) or job.accelerator == "cpu" else gpus.get("on_bus")
-        facts["gpus"] = {**gpus, "gpus": kept, "processes": processes, "on_bus": on_bus}
+        facts["gpus"] = {**gpus, "gpus": kept, "processes": processes, "on_bus": on_bus, "of_driver": None}
         health = facts.get("gpu_health")
         if isinstance(health, dict) and isinstance(health.get("gpus"), list):
             indices = {gpu.get("index") for gpu in kept}

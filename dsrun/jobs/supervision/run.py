@@ -20,12 +20,13 @@ from dsrun.host.hiding import shown_value
 from dsrun.job import run_folder
 from dsrun.job.checkpoints import CheckpointChoice, put_choice
 from dsrun.job.job import AnyJob, Job, ScriptJob
-from dsrun.job.layout import EVENTS, METRICS, whole_checkpoints
+from dsrun.job.layout import EVENTS, METRICS, RUN_FILE, whole_checkpoints
 from dsrun.job.processes import TerminalClosedError, TerminatedError, requests_raise
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
+from dsrun.jobs.runs.outcome import is_worse
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
@@ -60,15 +61,19 @@ def carry_out(
     *,
     options: RunOptions,
     resume: CheckpointChoice | None = None,
+    run_file: str = "",
 ) -> dict[str, Any]:
     """Run the job to its end and return its result, which goes into run.json too.
 
     say: called with each line for the user. resume: the checkpoint that the ranks continue from; None: they begin.
+    run_file: the text of its run file, which the folder keeps; empty for a job without one.
     Raises DsrunError if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every
     case.
     """
     run_dir, began = Path(job.run_dir), time.time()
     with opened(job, machine, environ, resume=resume) as commands:
+        if run_file:
+            write_atomic(run_dir / RUN_FILE, run_file, overwrite=True)
         if isinstance(job, Job):
             _prepare(job, commands, {**environ, **commands.env}, say)
         restarts = run_ranks(job, environ, say, view, options=options, resume=resume is not None)
@@ -326,6 +331,8 @@ def result_of(run_dir: Path, *, exports: bool = True) -> dict[str, Any]:
         "eval_loss": _first_and_last(evals),
         "perplexity": _first_and_last(perplexities),
         "scores": {event["when"]: event["scores"] for event in scored},
+        "answered": {event["when"]: {"rows": event.get("rows"), "of": event.get("of")} for event in scored},
+        "worse": is_worse([line["loss"] for line in losses], [evals[step] for step in sorted(evals)]),
         "example_prompt": scored[0]["example_prompt"] if scored else None,
         "skipped_steps": last["skipped"],
     }

@@ -315,7 +315,8 @@ def packed_batch(
         batch |= _selected(_following(batch["labels"]))
     if packing.varlen:
         # For one example, too: the kernel would look for borders, and wait for the GPU in every layer.
-        return batch | borders([examples.length(example) for example in sequences[0]], "cpu", unmasked=True)
+        lengths = [examples.length(example) for example in sequences[0]]
+        return batch | borders(lengths, "cpu", unmasked=True, numbered=packing.numbered)
     if all(len(sequence) == 1 for sequence in sequences):
         return batch
     longest = batch["input_ids"].shape[1]

@@ -39,6 +39,10 @@ PROBE = 4
 """Tokens of each example of the probe."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 """Difference of two logits that rounding may make, as a share of the largest one."""
+NO_KERNEL = "can't keep packed sequences apart"
+"""transformers' words where a layer gets borders, and the package whose kernel takes them is missing."""
+EXACT = 1e-6
+"""Difference of two logits, as a share of the largest one, where the same kernels compute the same numbers."""
 Batches = list[list[list[int]]]
 """Micro batches, each with its sequences, each with the places of its examples: those of all ranks in a round, then
 those of the next round."""
@@ -57,6 +61,8 @@ class Packing:
     sequences."""
     head: float = 0.0
     """The cost of a token's logits, in tokens on their way through all layers."""
+    numbered: bool = False
+    """The model also wants each token's example number: convolutions of linear attention keep examples apart by it."""
 
     def weight(self, length: int) -> int:
         """The cost of an example, in tokens on their way through the dense layers (see `work`).
@@ -184,18 +190,27 @@ def packing_for(engine: Any) -> Packing | None:
     import torch
     import torch.distributed as dist
 
-    answers = torch.tensor(probe(engine), dtype=torch.float32, device=engine.device)
-    dist.all_reduce(answers, op=dist.ReduceOp.MIN)
-    apart, selects = map(bool, answers.tolist())
-    if not apart:
+    for numbered in (False, True) if takes_borders(engine.module) else (False,):
+        answers = torch.tensor(probe(engine, numbered=numbered), dtype=torch.float32, device=engine.device)
+        dist.all_reduce(answers, op=dist.ReduceOp.MIN)
+        apart, selects = map(bool, answers.tolist())
+        if apart:
+            break
+    else:
         return None
     config = engine.module.config.get_text_config()
     return Packing(
         config.hidden_size,
         varlen=takes_borders(engine.module),
         selects=selects,
+        numbered=numbered,
         head=config.vocab_size / (12 * config.hidden_size * config.num_hidden_layers),
     )
+
+
+def keeps_states(model: Any) -> bool:
+    """Whether some of a model's layers are no attention: they go through a sequence with a state."""
+    return bool(getattr(getattr(model, "module", model), "_is_stateful", False))
 
 
 def takes_borders(model: Any) -> bool:
@@ -204,16 +219,17 @@ def takes_borders(model: Any) -> bool:
     return name == varlen.ATTENTION or "flash" in name
 
 
-def probe(model: Any) -> tuple[bool, bool]:
+def probe(model: Any, *, numbered: bool = False) -> tuple[bool, bool]:
     """Whether an example's logits stay the same with other examples before it in its sequence; `Packing.selects`.
 
-    model: called as one of transformers, or an engine around one.
+    model: called as one of transformers, or an engine around one. numbered: see `Packing`.
     """
     import torch
 
     inner = getattr(model, "module", model)
-    if getattr(inner, "_is_stateful", False):  # Mamba's state goes on from example to example, if by little
-        return False, False
+    stateful = keeps_states(inner)
+    if stateful and not takes_borders(inner):
+        return False, False  # a state goes on from example to example, if by little
     size = inner.config.get_text_config().vocab_size
     example, *others = [[number % size for number in range(first, first + PROBE)] for first in (7, 31, 53)]
     # The same example twice, behind other texts: its logits are the same only if it doesn't see what is before it.
@@ -224,40 +240,57 @@ def probe(model: Any) -> tuple[bool, bool]:
     model.eval()
     try:
         with torch.no_grad():
-            logits = _logits(model, ids, wanted)
+            logits = changed = _logits(model, ids, wanted, numbered=numbered)
+            if stateful:
+                changed = _logits(model, _others_changed(ids, wanted, size), wanted, numbered=numbered)
     finally:
         model.train(was_training)
-    if logits is None:
+    if logits is None or changed is None:
         return False, False
+    allowed = TOLERANCE.get(str(logits.dtype).removeprefix("torch."), 1e-3)
     selects = len(logits) == len(wanted)
-    first, second = (logits if selects else logits[wanted]).float().chunk(2)
-    allowed = TOLERANCE.get(str(logits.dtype).removeprefix("torch."), 1e-3) * float(first.abs().max())
-    return bool((first - second).abs().max() <= allowed), selects
+    logits, changed = (found if selects else found[wanted] for found in (logits.float(), changed.float()))
+    # A state fades, so that what is left of it could pass for rounding: nothing may be left at all.
+    leaks = stateful and float((logits - changed).abs().max()) > EXACT * float(logits.abs().max())
+    first, second = logits.chunk(2)
+    alike = float((first - second).abs().max()) <= allowed * float(first.abs().max())
+    return alike and not leaks, selects
 
 
-def _logits(model: Any, ids: Any, wanted: Any) -> Any:
+def _others_changed(ids: Any, kept: Any, size: int) -> Any:
+    """A sequence with other tokens but at some places. size: tokens of the vocabulary."""
+    changed = (ids + 11) % size
+    changed[:, kept] = ids[:, kept]
+    return changed
+
+
+def _logits(model: Any, ids: Any, wanted: Any, *, numbered: bool) -> Any:
     """Logits ([tokens, vocabulary]) of the `wanted` places of a sequence of examples of PROBE tokens.
 
     Those of all places where the model takes no choice of places; None where it doesn't take such a sequence.
     """
     inner = getattr(model, "module", model)
-    sequence = borders([PROBE] * (ids.shape[1] // PROBE), ids.device, unmasked=takes_borders(inner))
+    unmasked = takes_borders(inner)
+    sequence = borders([PROBE] * (ids.shape[1] // PROBE), ids.device, unmasked=unmasked, numbered=numbered)
     for more in ({"logits_to_keep": wanted}, {}):
         try:
             return model(input_ids=ids, **sequence, **more, use_cache=False).logits[0]
         except (TypeError, ValueError) as error:
+            if NO_KERNEL in str(error):
+                return None
             # A model without one of these arguments says which. Anything else is a fault, and no word about packing.
             if not any(f"'{name}'" in str(error) for name in ("use_cache", *sequence, *more)):
                 raise
     return None
 
 
-def borders(lengths: Sequence[int], device: Any, *, unmasked: bool) -> dict[str, Any]:
+def borders(lengths: Sequence[int], device: Any, *, unmasked: bool, numbered: bool = False) -> dict[str, Any]:
     """A model's arguments that say where the examples of one sequence begin.
 
     position_ids (int64, [1, tokens]): 0, 1, ... from each example's first token on. unmasked: also the arguments of the
     kernel: cu_seq_lens_q and _k (int32, [examples + 1]), the examples' borders, and the longest one's tokens; and
-    example_lengths, the same for code that computes them one by one.
+    example_lengths, the same for code that computes them one by one. numbered: also seq_idx (int32, [1, tokens]), the
+    number of each token's example.
     transformers would find the kernel's numbers from the positions, but every layer would wait for the GPU
     (transformers/modeling_flash_attention_utils.py, _is_packed_sequence).
     """
@@ -268,7 +301,9 @@ def borders(lengths: Sequence[int], device: Any, *, unmasked: bool) -> dict[str,
         return {"position_ids": positions}
     ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
     longest = max(lengths)
+    numbers = [torch.full((length,), number, dtype=torch.int32) for number, length in enumerate(lengths)]
     return {
+        **({"seq_idx": torch.cat(numbers)[None].to(device)} if numbered else {}),
         "position_ids": positions,
         "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest,
         "example_lengths": tuple(lengths),

@@ -66,6 +66,15 @@ class Limits(NamedTuple):
     """Tokens of a question in its frame."""
     target: int
     """Tokens of an answer with its end mark."""
+    shared: bool = False
+    """Whether a question may take what its answer leaves, and an answer what its question leaves."""
+
+    def of(self, prompt: int, answer: int) -> Limits:
+        """The limits of an exchange with as many tokens. Where both are too long, each keeps its own limit."""
+        if not self.shared:
+            return self
+        source = max(self.source, self.both - answer)
+        return Limits(source, max(self.target, self.both - min(prompt, source)))
 
     @property
     def both(self) -> int:
@@ -277,6 +286,7 @@ class PromptEncoder:
         if isinstance(exchange, BadRowError):
             raise exchange
         prompt, answer = exchange.prompt, exchange.answer
+        limits = limits.of(len(prompt), len(answer))
         shortened = len(prompt) > limits.source
         if shortened:
             prompt = self._fit(conversation, len(prompt), limits.source)

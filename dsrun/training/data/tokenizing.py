@@ -90,6 +90,9 @@ class Done:
     """Left-out rows: number, reason, the kind of reason, whether the row is merely empty."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     """Counts, by the names in COUNTS."""
+    system_texts: set[str] = field(default_factory=set)
+    """System texts of the conversations, "" for those without one; two at most, which is enough to see that they
+    differ."""
 
 
 def _schema(weights: Sequence[float] = ()) -> Any:
@@ -271,7 +274,7 @@ def encode_rows(chunk: Chunk, encoder: Any, data: DataSpec) -> list[EncodedRow]:
         except BadRowError as error:
             rows[number] = EncodedRow(number, None, [], error)
     contents: list[Any] = [row.content for row in rows.values() if row.content is not None]
-    limits = Limits(data.max_source_length, data.max_target_length)
+    limits = Limits(data.max_source_length, data.max_target_length, shared=data.max_length is not None)
     encoded: Iterable[list[Encoded] | BadRowError]
     if chunk.data_format == TEXT:
         encoded = encode_documents(encoder, contents, limits)
@@ -322,6 +325,8 @@ def _count(done: Done, content: Conversation | TextDocument, sequences: int) -> 
     done.counts["conversations"] += 1
     done.counts["unanswered"] += content.unanswered
     done.counts["sequences_apart"] += sequences - 1
+    if len(done.system_texts) < 2:
+        done.system_texts.add(content.system)
 
 
 def _batch(sequences: Sequence[Encoded], file: int) -> bytes:
@@ -367,6 +372,7 @@ class _Report:
         self._read = self._targets = self._left_out = self._empty = 0
         self._why: Counter[str] = Counter()
         self._counts = dict.fromkeys(COUNTS, 0)
+        self._system_texts: set[str] = set()
         self._listed: list[dict[str, Any]] = []
         self._began = self._shown = time.monotonic()
         expected = [about_how_many(file.path) for file in files]
@@ -383,6 +389,8 @@ class _Report:
         self._targets += done.targets
         for name in COUNTS:
             self._counts[name] += done.counts[name]
+        if len(self._system_texts) < 2:
+            self._system_texts |= done.system_texts
         for number, why, kind, empty in done.left_out:
             entry = {"file": counted["file"], "row": number, "why": why}
             bad.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -438,6 +446,7 @@ class _Report:
             "tokens": tokens,
             "target_tokens": self._targets,
             "trained_on": self._trained_on(),
+            "system": next(iter(self._system_texts)) or None if len(self._system_texts) == 1 else None,
             "mean": round(tokens / count, 1),
             "percentiles": {str(share): ordered[(count - 1) * share // 100] for share in PERCENTILES},
             "longest": ordered[-1],

@@ -15,6 +15,7 @@ from dsrun.job.job import Job
 from dsrun.training.loss import Loss, StepTotals
 
 if TYPE_CHECKING:
+    from dsrun.training.engines.checkpoints.host_copies import Capture
     from dsrun.training.models.weights import Skeleton, Stored
 
 
@@ -99,6 +100,9 @@ class Engine(Protocol):
 
     def save(self, folder: Path, step: int) -> None:
         """Write this rank's files of a checkpoint: trained weights, the optimizer, `step` (steps done)."""
+
+    def capture(self, folder: Path, step: int) -> Capture:
+        """Copies in main memory of all that `save` would write; their `write` makes the same files."""
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """Restore what `save` wrote under the layout `written`; returns the steps done.

@@ -28,6 +28,7 @@ from dsrun.training import pickles
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import MicroSteps, cpu_info, sequence_parallel, tensor_parallel, zero
 from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.checkpoints.host_copies import CapturedFiles
 from dsrun.training.engines.on_ranks import all_tensors, first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -218,6 +219,7 @@ class DeepSpeed(MicroSteps):
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
         self._looked_at_copies = False
+        self._freezes = not all(weight.requires_grad for weight in self.module.parameters())
 
     def __call__(self, **batch: Any) -> Any:
         output = self._engine(**batch)
@@ -325,8 +327,22 @@ class DeepSpeed(MicroSteps):
     def save(self, folder: Path, step: int) -> None:
         self._engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
-            exclude_frozen_parameters=self._job.peft.freezes,
+            exclude_frozen_parameters=self._freezes,
         )  # fmt: skip
+
+    def capture(self, folder: Path, step: int) -> CapturedFiles:
+        """See Engine. All that DeepSpeed writes into a file goes through its checkpoint engine's `save`.
+
+        Swap files on an NVMe disk, which DeepSpeed copies by itself, are there before this returns.
+        """
+        checkpoints = self._engine.checkpoint_engine
+        files = CapturedFiles(checkpoints.save)
+        checkpoints.save = files.take
+        try:
+            self.save(folder, step)
+        finally:
+            del checkpoints.save  # which leaves the class's own
+        return files
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """See Engine. DeepSpeed reads what the same layout wrote, `resharding` everything else."""
@@ -349,7 +365,7 @@ class DeepSpeed(MicroSteps):
         """Load a checkpoint of the same layout; returns the steps done."""
         # Weights that aren't trained are in no checkpoint: they were read from the model's own folder.
         path, state = self._engine.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_module_strict=not self._job.peft.freezes
+            str(folder.parent), tag=folder.name, load_module_strict=not self._freezes
         )
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load {folder}")

@@ -1,9 +1,9 @@
 """torch's FSDP2 (torch.distributed.fsdp.fully_shard) as a training engine.
 
 Every weight, its gradient and its optimizer's states are DTensors of which a rank holds some rows: Shard(0), as
-torch.chunk divides them. A layer is gathered for its forward and again for its backward. With fewer `shard_ranks` than
-ranks the model is there several times: neighbouring ranks share a copy, and what they have reduced is summed over the
-copies (hybrid sharding, HSDP).
+torch.chunk divides them. Each part (the embedding, a layer, the output layer) is gathered for its forward and again for
+its backward, and the part behind it meanwhile. With fewer `shard_ranks` than ranks the model is there several times:
+neighbouring ranks share a copy, and what they have reduced is summed over the copies (hybrid sharding, HSDP).
 
 A bf16 job keeps fp32 weights, gathers them in bf16 and reduces gradients in fp32; weights that are not trained stay in
 bf16. How a model gets there, without being whole in any rank but for one weight at a time:
@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,11 @@ def initialize(job: Job, model: Any) -> Fsdp:
     """See Backend. Raises DsrunError for a model that doesn't say what its layers are."""
     device = _device(job)
     rows = _take_out(model, job)
-    _shard(model, job, _mesh(job, device.type))
+    kept = _shard(model, job, _mesh(job, device.type))
     for names, weight in list(_tied(model)):
         if names[0] in rows:
             _put(model, names, _put_in(rows.pop(names[0]), weight, device, _keeps_on(job)))
-    return Fsdp(model, job, device)
+    return Fsdp(model, job, device, kept)
 
 
 def layout(job: Job) -> dict[str, Any]:
@@ -129,11 +130,13 @@ def rank_of(job: Job, file: Path) -> int:  # noqa: ARG001
 class Fsdp(MicroSteps):
     """A model that fully_shard has divided, behind the names of dsrun.training.engines.Engine."""
 
-    def __init__(self, model: Any, job: Job, device: torch.device) -> None:
+    def __init__(self, model: Any, job: Job, device: torch.device, kept: Sequence[Any] = ()) -> None:
+        """kept: the modules whose weights stay gathered from their forward to their backward."""
         if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # torch 2.6
             hint = "Install torch 2.7 or newer, or take a preset of ZeRO, such as zero3."
             raise DsrunError("FSDP on CPUs needs torch 2.7", where=f"torch {torch.__version__}", hint=hint)
         self.module, self.device, self._job, self._spec = model, device, job, _spec(job)
+        self._kept = [model, *kept]
         self.train, self.eval = model.train, model.eval
         parameters = model.named_parameters()
         self._trained = {name: weight for name, weight in parameters if weight.requires_grad}
@@ -230,16 +233,25 @@ class Fsdp(MicroSteps):
         finally:
             self._reshard()
             for part in _parts(self.module):
-                part.set_reshard_after_forward(part is not self.module, recurse=False)
+                kept = any(part is module for module in self._kept)
+                part.set_reshard_after_forward(not kept, recurse=False)
 
     def save(self, folder: Path, step: int) -> None:
         """See Engine: torch's own distributed format (sharded_files)."""
+        sharded_files.save(folder, self._saved(step))
+
+    def capture(self, folder: Path, step: int) -> sharded_files.CapturedRows:
+        """See Engine."""
+        return sharded_files.CapturedRows(folder, self._saved(step))
+
+    def _saved(self, step: int) -> dict[str, torch.Tensor]:
+        """All tensors of a checkpoint, by their names in it."""
         tensors = self._weights()
         for name, weight in self._trained.items():
             for key, state in self._optimizer.state[weight].items():
                 if isinstance(state, torch.Tensor):
                     tensors[f"{sharded_files.OPTIMIZER}{name}.{key}"] = state
-        sharded_files.save(folder, {**tensors, sharded_files.STEP: torch.tensor(step)})
+        return {**tensors, sharded_files.STEP: torch.tensor(step)}
 
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """See Engine; however many ranks wrote it. The optimizer's states are made as the folder has them."""
@@ -353,8 +365,12 @@ def _put_in(
     return nn.Parameter(part.to(keeps_on), requires_grad=weight.requires_grad)
 
 
-def _shard(model: Any, job: Job, mesh: DeviceMesh) -> None:
-    """fully_shard on every layer, then on the model, which keeps the rest."""
+def _shard(model: Any, job: Job, mesh: DeviceMesh) -> list[Any]:
+    """fully_shard on the embedding, every layer, the output layer, and then on the model, which keeps the rest.
+
+    In one group with the model, both ends would be gathered before the first layer and reduced after the last, with
+    nothing to compute meanwhile. Returns the parts that stay gathered after their forward, beside the model.
+    """
     cast = MixedPrecisionPolicy()
     if job.precision == "bf16":
         cast = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -364,8 +380,46 @@ def _shard(model: Any, job: Job, mesh: DeviceMesh) -> None:
     if not layers:
         what = f"{type(model).__name__} doesn't say which of its modules are layers"
         raise DsrunError(what, where=f"--preset {job.preset}", hint="Take --preset zero3.")
-    for module in [*layers, model]:
+    first, last = ends_of(model, layers)
+    for module in [*first, *layers]:
         fully_shard(module, mesh=mesh, mp_policy=cast, offload_policy=offload)
+    for module in last:  # backward begins with it, so it would be gathered again at once
+        fully_shard(module, mesh=mesh, mp_policy=cast, offload_policy=offload, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=cast, offload_policy=offload)
+    _prefetch([*first, *layers, *last])
+    return last
+
+
+def ends_of(model: Any, layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The embedding and the output layer of a model, in a list each, which is empty where it can't be sharded apart.
+
+    That is where they share a weight, as a tied embedding does: it is needed from the first layer to the last.
+    """
+    shared = {id(weight) for names, weight in _tied(model) if len(names) > 1}
+    inside = {id(module) for layer in layers for module in layer.modules()}
+
+    def apart(module: Any) -> bool:
+        weights = [id(weight) for weight in module.parameters()]
+        return bool(weights) and shared.isdisjoint(weights) and id(module) not in inside
+
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:  # transformers knows it by none of the usual names: the model keeps it
+        embedding = None
+    ends = (embedding, model.get_output_embeddings())
+    first, last = ([module] if isinstance(module, nn.Module) and apart(module) else [] for module in ends)
+    return first, last
+
+
+def _prefetch(parts: Sequence[Any]) -> None:
+    """Have each part gather the one that comes behind it, forward and backward, before it computes.
+
+    Backward that is the order that FSDP takes by itself. Forward it gathers a part only as the host comes to it, which
+    is late where layers are short or the host waits for the device.
+    """
+    for part, behind in pairwise(parts):
+        part.set_modules_to_forward_prefetch([behind])
+        behind.set_modules_to_backward_prefetch([part])
 
 
 def _take_out(model: Any, job: Job) -> dict[str, torch.Tensor]:

@@ -5,11 +5,13 @@ Where a comment names a file, it is DeepSpeed 0.19's.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 
-from dsrun.ds_config import ZERO, section
+from dsrun.ds_config import ZERO, rounding, section
 from dsrun.errors import TrainingError
 from dsrun.job.job import Job
 
@@ -34,6 +36,8 @@ def engaged(job: Job, engine: Any) -> None:
         _held(list(engine.module.parameters()), shard if shard > 0 else ranks)
         if (copies := second_copy_ranks(job)) > 1:
             _groups(list(engine.module.parameters()), copies)
+        if "zero_quantized_gradients" in rounding(job.ds_config):
+            _hosts(get_accelerator().device_count(), int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def second_copy_ranks(job: Job) -> int:
@@ -93,3 +97,14 @@ def _groups(parameters: list[Any], ranks: int) -> None:
     if sizes != {ranks}:
         what = f"DeepSpeed shares the second copy of the weights by {sorted(sizes)} ranks, not by {ranks}"
         raise TrainingError(what, where=SECOND_COPY, hint=HINT)
+
+
+def _hosts(seen: int, ranks: int) -> None:
+    """Raise TrainingError unless a rank sees as many GPUs as its host has ranks.
+
+    4-bit gradients go through groups of as many neighbouring ranks as a rank sees GPUs, which are taken for a host's
+    (_get_local_all_to_all_group in utils/groups.py): other groups would sum over other ranks.
+    """
+    if seen != ranks:
+        what = f"a rank sees {seen} GPUs, and its host has {ranks} ranks: DeepSpeed would take the one for the other"
+        raise TrainingError(what, where=f"{ZERO}.zero_quantized_gradients", hint="Take --preset zero3-qwz.")

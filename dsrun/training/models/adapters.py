@@ -25,6 +25,7 @@ from dsrun.models import adapters as formats
 from dsrun.options.table import PeftOptions
 from dsrun.training import finite
 from dsrun.training.models import prefix_tuning
+from dsrun.training.models.text_part import text_path, towers
 from dsrun.training.models.weights import Stored, open_shard, problems
 
 NAME = "default"
@@ -75,8 +76,10 @@ def add_lora(model: Any, spec: PeftOptions) -> None:
     alpha = (
         int(spec.lora_alpha) if float(spec.lora_alpha).is_integer() else spec.lora_alpha
     )  # 16, not 16.0, in files
+    # The names of a tower's layers are often those of the text part's.
+    modules = formats.inside(text_path(model), chosen.modules) if towers(model) else chosen.modules
     config = LoraConfig(
-        r=spec.lora_rank, lora_alpha=alpha, lora_dropout=spec.lora_dropout, target_modules=chosen.modules,
+        r=spec.lora_rank, lora_alpha=alpha, lora_dropout=spec.lora_dropout, target_modules=modules,
         bias="none", task_type="CAUSAL_LM",
         **({"target_parameters": chosen.parameters} if chosen.parameters else {}),
     )  # fmt: skip
@@ -96,22 +99,30 @@ class Targets(NamedTuple):
     """Tensors that no linear layer holds, such as a mixture's experts: their names behind the layer's number."""
 
 
+def linear_layers(model: Any) -> list[nn.Linear]:
+    """The linear layers of a model, but the output's and routers."""
+    output = model.get_output_embeddings()
+    left_out = [output, *(router for mixture in _mixtures(model) for router in mixture.routers.values())]
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [module for module in linear if not any(module is other for other in left_out)]
+
+
 def targets(model: Any, wanted: str) -> Targets:
     """The parts of this model that --lora-target means. Raises DsrunError for a name that isn't there.
 
     `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
     """
-    output, mixtures = model.get_output_embeddings(), _mixtures(model)
-    routers = [router for mixture in mixtures for router in mixture.routers.values()]
+    mixtures, usual = _mixtures(model), {id(layer) for layer in linear_layers(model)}
+    inside = f"{text_path(model)}." if towers(model) else ""
     modules, tensors = (
         defaultdict(set),
         defaultdict(set),
     )  # a word of the option -> the names that it stands for
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and name.startswith(inside):
             last = name.rpartition(".")[2]
             modules[last].add(last)
-            if not any(module is left_out for left_out in (output, *routers)):
+            if id(module) in usual:
                 modules[formats.ALL].add(last)
     # Experts and some routers are bare tensors, which PEFT takes by their whole names behind the layer's number; users
     # may write any last parts of such a name.

@@ -17,21 +17,28 @@ from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import WEIGHT_FILE_BYTES, make_readable, read_json_object
 from dsrun.job.export_request import export_folders
 from dsrun.job.job import Job
-from dsrun.job.layout import ADAPTER, BEST, MODEL, ORIGINAL
+from dsrun.job.layout import ADAPTER, BEST, MODEL, ORIGINAL, TEXT_MODEL
+from dsrun.models.transformers_code import TEXT_CONFIG
 from dsrun.training import finite
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
 from dsrun.training.engines.optimizers import elements
+from dsrun.training.models.checkpoint_parts import Composed, by_itself, copy_rest, has_more, with_the_rest
+from dsrun.training.models.text_part import text_path, towers
 from dsrun.training.models.weights import INDEXES, give_back, open_shard, weight_files, write_index
 
-BESIDE = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
+BESIDE = {
+    ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in",
+    TEXT_MODEL: "the text model by itself",
+}  # fmt: skip
 """The folders that are written beside the model, in words."""
 SHARD_BYTES = WEIGHT_FILE_BYTES
 """The largest file of exported weights. One is in memory at a time."""
 UNDIVIDED_BYTES = 1 << 60
 """A size of shards with which save_pretrained divides nothing."""
-SINGLE = "model.safetensors"
+SINGLE, EXTRA = "model.safetensors", "model-aside.safetensors"
+"""The file of a model's weights where there is but one, and that of weights which its class leaves aside."""
 LAYER = re.compile(r".*?\.\d+\.")
 Weights = Callable[[Sequence[str]], dict[str, torch.Tensor]]
 """Weights by their names in the module, whole, on the CPU."""
@@ -69,23 +76,34 @@ def write_from(
     if dist.get_rank() == 0:
         write_folders(engine.module, gathered, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders)
     else:
-        for names in parts:
+        for names in parts * _passes(job, folders):
             gathered(names)
             give_back()
     barrier()
 
 
+def _passes(job: Job, folders: Mapping[str, Path]) -> int:
+    """How often `write_folders` asks for all weights: once for each folder that it writes them into shard by shard.
+
+    What is trained beside a model is small, and asked for once.
+    """
+    return 1 if job.peft.freezes else max(1, len(folders.keys() & {MODEL, TEXT_MODEL}))
+
+
 def shards(module: Any, *, trained: bool = False) -> list[list[str]]:
     """The names of a model's weights in shards of SHARD_BYTES at most, tied weights under their first name.
 
-    trained: only the weights that have gradients, in one shard.
+    Towers are left out: they are written as they came. trained: only the weights that have gradients, in one shard.
     """
-    parameters = module.named_parameters()
+    beside = towers(module)
+    parameters = [(name, weight) for name, weight in module.named_parameters() if name not in beside]
     tensors = [(name, weight) for name, weight in parameters if weight.requires_grad or not trained]
     if trained:
         return [[name for name, _ in tensors]]
     saved = module.state_dict(keep_vars=True).keys()
-    tensors += [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+    inside = f"{text_path(module)}." if beside else ""
+    buffers = ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
+    tensors += [(name, buffer) for name, buffer in buffers if name.startswith(inside)]
     names: list[list[str]] = [[]]
     room = SHARD_BYTES
     # A layer is not divided unless it alone is larger than a shard: for some models transformers makes one weight of a
@@ -123,8 +141,8 @@ def write_folders(
 ) -> None:
     """Write a trained model in one process. module: the model with its adapter; its own values don't matter.
 
-    weights: called for each of `shards(module)` once and in turn, or once for the adapter's. end_ids: the tokens that
-    end a response; they go into the generation config. folders: see `export_folders`.
+    weights: called for each of `shards(module)` in turn, as often as `_passes` says, or once for the adapter's.
+    end_ids: the tokens that end a response; they go into the generation config. folders: see `export_folders`.
     Each folder is written beside its place, looked at (`verify`), and only then takes the place of an older one.
     Raises TrainingError where a weight is not finite or the disk refuses, RuntimeError if it is not the whole model.
     """
@@ -141,8 +159,17 @@ def write_folders(
         if folders.keys() <= {ADAPTER}:
             return
         module, weights = _merged(module, trained, job)
-    if MODEL in folders:
-        _write(folders[MODEL], job, lambda folder: _write_model(module, weights, tokenizer, end_ids, folder))
+    if MODEL in folders and has_more(job):
+        checkpoint, source = with_the_rest(module, weights, job, shards), Path(job.prepared.model_dir)
+        _write(
+            folders[MODEL], job, lambda folder: _write_whole(checkpoint, tokenizer, end_ids, folder, source)
+        )
+    elif MODEL in folders:
+        plain = Composed(module, shards(module), weights)
+        _write(folders[MODEL], job, lambda folder: _write_model(plain, tokenizer, end_ids, folder))
+    if TEXT_MODEL in folders:
+        text = by_itself(module, weights, job, shards)
+        _write(folders[TEXT_MODEL], job, lambda folder: _write_model(text, tokenizer, end_ids, folder))
     if ORIGINAL in folders:
         from dsrun.training.models.chatglm import write_original
 
@@ -218,17 +245,26 @@ def verify(folder: Path) -> None:
                 raise RuntimeError(f"{folder / index} names weights that are not there: {wrong[:5]}")
 
 
-def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int], folder: Path) -> None:
+def _write_whole(composed: Composed, tokenizer: Any, end_ids: list[int], folder: Path, source: Path) -> None:
+    """Write all of a checkpoint that has more than text. source: the folder that it came from."""
+    _write_model(composed, tokenizer, end_ids, folder)
+    if aside := copy_rest(source, composed.model, folder):
+        add_shard(folder, aside)
+
+
+def _write_model(composed: Composed, tokenizer: Any, end_ids: list[int], folder: Path) -> None:
     """Write the folder that transformers loads, with one shard of the weights in memory at a time.
 
     Each shard is written by transformers' own save_pretrained, as a whole model would be: under the names that files
     have, which aren't always the module's (those of mixtures of experts).
     """
-    cached, model.config.use_cache = model.config.use_cache, True
+    model, weights = composed.model, composed.weights
+    cached, model.config.use_cache = getattr(model.config, "use_cache", True), True
+    model.config.get_text_config().use_cache = True
     _set_ends(model, tokenizer, end_ids)
-    parts, part = shards(model), folder / ".part"
+    parts, part = composed.shards, folder / ".part"
     placed: dict[str, str] = {}
-    total = 0
+    total, dtype = 0, None
     part.mkdir(parents=True)
     for number, names in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else SINGLE
@@ -237,6 +273,7 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
         written = open_shard(folder / name)
         _check_written(folder / name, written, model, names)
         placed |= dict.fromkeys(written, name)
+        dtype = dtype or next((each.dtype for each in written.values() if each.is_floating_point()), None)
         total += sum(tensor.nbytes for tensor in written.values())
         give_back()  # half of the model was seen to stay in holes between weights that were gathered
     if len(parts) > 1:
@@ -246,8 +283,23 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     part.rmdir()
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
-    dtype = next(weight.dtype for weight in written.values() if weight.is_floating_point())
-    _correct_config(folder / "config.json", dtype)
+    if dtype is not None:
+        _correct_config(folder / "config.json", dtype)
+
+
+def add_shard(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Add a shard to a folder of weights, in its index, too; one that holds a single file gets an index."""
+    from safetensors.torch import save_file
+
+    placed: dict[str, str] = {}
+    total = 0
+    for path in [*weight_files(folder), folder / EXTRA]:
+        if path.name == EXTRA:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})
+        content = open_shard(path)
+        placed |= dict.fromkeys(content, path.name)
+        total += sum(tensor.nbytes for tensor in content.values())
+    write_index(folder, placed, total)
 
 
 def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
@@ -259,6 +311,14 @@ def _correct_config(path: Path, dtype: torch.dtype) -> None:
     """Correct a config that transformers wrote. dtype: the type in the files; FSDP's module holds fp32 weights."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["dtype"] = str(dtype).removeprefix("torch.")
+    for part in (config, config.get(TEXT_CONFIG)):
+        if isinstance(part, dict):
+            _add_rope(part)
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _add_rope(config: dict[str, Any]) -> None:
+    """Add the rotary positions to a config in the words of transformers 4."""
     # transformers 4 and programs of its time know no rope_parameters, and would silently take 10000 for the base: the
     # rotary positions go where they look, too.
     rope = config.get("rope_parameters")
@@ -269,7 +329,6 @@ def _correct_config(path: Path, dtype: torch.dtype) -> None:
         config |= outer
         if rope.get("rope_type", "default") != "default":
             config["rope_scaling"] = {name: value for name, value in rope.items() if name not in outer}
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_written(path: Path, written: Mapping[str, torch.Tensor], model: Any, names: Sequence[str]) -> None:

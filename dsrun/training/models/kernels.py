@@ -21,6 +21,7 @@ from dsrun.models.liger import CHUNK_TOKENS, fuses_loss, parts
 from dsrun.models.transformers_code import CAPPED, SDPA
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen
+from dsrun.training.models.text_part import class_of
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """A job's precision -> torch's name of it."""
@@ -54,9 +55,9 @@ def _flash(config: Any, precision: str) -> str:
 
     Nothing is fetched: transformers would take kernels from the Hub for a name whose package is missing.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, utils
+    from transformers import utils
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind, _ = class_of(config)
     if precision == "fp32" or not getattr(kind, "_supports_flash_attn", False):
         return ""
     # A transformers without a name knows nothing of that generation: `bool` stands for its question, and says no.
@@ -77,9 +78,7 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
 
 def attention_without_packages(config: Any) -> str:
     """torch's SDPA; eager for a network that it doesn't compute, such as gpt-oss."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind, _ = class_of(config)
     computed = getattr(kind, SDPA, True) and config.get_text_config().model_type not in CAPPED
     return _sdpa(config) if computed else "eager"
 
@@ -90,10 +89,10 @@ def _sdpa(config: Any) -> str:
     Their memory-efficient kernel wants as many, and transformers leaves the copies to torch where there is no mask. The
     kernel that is left holds all scores, [heads, tokens, tokens]: 2 GiB a layer at 4,096 tokens and 32 heads.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    (kind, _), text = class_of(config), config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
     grouped = (getattr(text, "num_key_value_heads", None) or heads) < heads
     older = torch.cuda.is_available() and torch.cuda.get_device_capability() < varlen.AMPERE

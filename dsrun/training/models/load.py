@@ -26,8 +26,10 @@ from dsrun.training.loss import routers_weight
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
 from dsrun.training.models.kernels import DTYPES, attention_without_packages
+from dsrun.training.models.text_part import class_of, ignored, take_text, text_names, towers, whole_class
 from dsrun.training.models.tokenizer import is_original
 from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
+from dsrun.words import size_text
 
 if TYPE_CHECKING:
     from dsrun.training.data.prompts import PromptEncoder
@@ -56,9 +58,10 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
         model = _read(job, backend_of(job).held_type(job, dtype), device, attention, trains=True)
         # Only now: a skeleton must not be partitioned while it is made.
         keep_alive = backend_of(job).awareness(job)
+    take_text(model)
     if job.peft.freezes:
         adapters.put_on(model, job)
-    model.config.use_cache = False
+    model.config.get_text_config().use_cache = model.config.use_cache = False
     if job.training.recomputed:
         recompute(model, job)
         model.enable_input_require_grads()
@@ -129,11 +132,13 @@ def outline(job: Job) -> Any:
     folder, dtype = Path(job.prepared.model_dir), getattr(torch, DTYPES[job.precision])
     if job.peft.freezes:
         model = _read(job, None, torch.device("cpu"))
+        take_text(model)
         adapters.put_on(model, job)
         return model
     from transformers import AutoConfig
 
     model = Skeleton(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype).model
+    take_text(model)
     _set_generation(model, folder)
     return model
 
@@ -190,12 +195,13 @@ def _from_folder(
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    stored = listed(folder)
+    stored: Mapping[str, Stored] = listed(folder)
     dtype = dtype or next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
     if getattr(config, "quantization_config", None) is None:
         skeleton = Skeleton(
             config, dtype, attn_implementation=attention or attention_without_packages(config)
         )
+        stored = _used(skeleton, config, stored)
         if wrong := mis_shaped(stored, skeleton.wanted):  # under ZeRO-3 transformers doesn't look
             raise DsrunError([Problem(wrong, str(folder), "Is config.json the checkpoint's own?")])
         if skeleton.fits(stored):
@@ -203,6 +209,63 @@ def _from_folder(
             _set_generation(skeleton.model, folder)
             return skeleton.model
     return _by_transformers(folder, dtype, device, attention or attention_without_packages(config), job)
+
+
+def _used(skeleton: Skeleton, config: Any, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The stored weights that a model is made of, by its own names: of a whole checkpoint for its text part alone."""
+    left = ignored(type(skeleton.model), stored)
+    stored = {name: place for name, place in stored.items() if name not in left}
+    if (
+        config.get_text_config() is config
+        or skeleton.model.config.get_text_config() is not skeleton.model.config
+    ):
+        return stored
+    names = text_names(Skeleton(config, torch.float32, kind=whole_class(config)).model, skeleton.model)
+    renamed = {names[name]: place for name, place in stored.items() if name in names}
+    return renamed or stored
+
+
+def whole_checkpoint(folder: Path) -> Any:
+    """All of a checkpoint that has more than text, as its own class has it: on the CPU, in the files' own type."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    kind, stored = whole_class(config), listed(folder)
+    dtype = next(place.dtype for place in stored.values() if place.dtype.is_floating_point)
+    skeleton = Skeleton(config, dtype, kind=kind)
+    left = ignored(kind, stored)
+    stored = {name: place for name, place in stored.items() if name not in left}
+    if skeleton.fits(stored):
+        skeleton.fill(stored, torch.device("cpu"))
+        return skeleton.model
+    model, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    _check_loaded(folder, info)
+    return model
+
+
+def towers_note(job: Job, model: Any) -> str:
+    """A note on what of a checkpoint is not trained, and the memory that this saves; empty for a model of text alone.
+
+    A weight that is trained has a gradient, and AdamW's two states and fp32 copy; in fp32 it is its own copy.
+    """
+    if job.model.source == "chatglm":
+        return ""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(job.prepared.model_dir)
+    if config.get_text_config() is config or (kind := whole_class(config)) is None:
+        return ""
+    with backend_of(job).unaware():
+        whole = Skeleton(config, torch.float32, kind=kind).model
+    beside = towers(whole)
+    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in beside})
+    count, loaded = sum(map(torch.numel, beside.values())), type(model) is kind
+    width = getattr(torch, DTYPES[job.precision]).itemsize
+    saved = 0 if job.peft.freezes else count * (12 if job.precision == "fp32" else 14)
+    size = size_text(saved + (0 if loaded else count * width))
+    how = "stay as they are" if loaded else "aren't loaded"
+    less = f": {size} less" if saved or not loaded else ""
+    return f"the text part is trained; {', '.join(parts)} ({count:,} weights) {how}{less}" if count else ""
 
 
 def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:
@@ -239,11 +302,11 @@ def _by_transformers(
 
 
 def _pretrained(folder: Path, dtype: torch.dtype, attention: str, place: Mapping[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False,
-        **place,
+    kind, config = class_of(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    model, info = kind.from_pretrained(
+        folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True, **place,
     )  # fmt: skip
     _check_loaded(folder, info)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

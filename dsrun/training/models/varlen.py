@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dsrun.models.transformers_code import SDPA
+from dsrun.training.models.text_part import class_of
 
 ATTENTION = "dsrun_varlen"
 """The name under which transformers knows this attention."""
@@ -70,9 +71,7 @@ def has_kernel(dtype: torch.dtype) -> bool:
 
 def refuses(config: Any) -> str:
     """Why a network can't be computed with it, by its transformers config; empty where it can."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    (kind, _), text = class_of(config), config.get_text_config()
     # Before the next: some versions of transformers hand the cap over to an attention from outside.
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"{text.model_type} caps its attention's scores"

@@ -32,6 +32,7 @@ import torch
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.training import finite, pickles
+from dsrun.training.models.text_part import class_of
 
 PART_BYTES = 32 << 20
 """Bytes of a shard that are read before it is mapped again."""
@@ -225,15 +226,16 @@ class _Unmade(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 class Skeleton:
     """A model whose parameters have shapes and no memory yet; its buffers are computed as always.
 
-    config: a transformers config. wanted: names and shapes of the weights that a checkpoint must hold, tied ones once;
-    aliases: the other names of tied weights -> the name in `wanted`.
+    config: a transformers config; kind: a class of transformers', by default the one that computes the config's text.
+    wanted: names and shapes of the weights that a checkpoint must hold, tied ones once; aliases: the other names of
+    tied weights -> the name in `wanted`.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, **options: Any) -> None:
-        from transformers import AutoModelForCausalLM
-
+    def __init__(self, config: Any, dtype: torch.dtype, *, kind: Any = None, **options: Any) -> None:
+        if kind is None:
+            kind, config = class_of(config)
         with _Unmade():
-            self.model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            self.model = kind._from_config(config, dtype=dtype, **options)
         self._tensors: dict[str, torch.Tensor] = {}
         self.aliases: dict[str, str] = {}
         first_name: dict[int, str] = {}

@@ -15,6 +15,8 @@ from dsrun.config.presets import preset
 from dsrun.config.presets.build import Options, build_config
 from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
+from dsrun.ds_config import rounding
+from dsrun.errors import DsrunError
 
 FSDP = [name for name in catalog.files("presets") if preset.load(name).fsdp]
 PRESETS = [name for name in catalog.files("presets") if name not in FSDP]
@@ -46,7 +48,15 @@ AUTOS = {
     "optimizer.params.eps",
     "optimizer.params.weight_decay",
 }
-EVERY = list(itertools.product(PRESETS, (None, "fp16", "bf16", "fp32"), ("deepspeed", "hf")))
+FP16_ALONE = ("zero3-zeropp",)
+"""Presets that rules refuse in bf16 and fp32 (DS269)."""
+EVERY = [
+    (name, precision, target)
+    for name, precision, target in itertools.product(
+        PRESETS, (None, "fp16", "bf16", "fp32"), ("deepspeed", "hf")
+    )
+    if name not in FP16_ALONE or precision in (None, "fp16")
+]
 
 
 def build(name, **options):
@@ -55,6 +65,12 @@ def build(name, **options):
 
 def needs_disk(name):
     return "nvme_path" in preset.load(name).requires
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_timer_waits_for_the_device(name):
+    """DeepSpeed's would synchronise it twice a micro batch."""
+    assert tree.get(build(name).ds_config, "timers.throughput.enabled") is False
 
 
 def test_the_names_promise_stages():
@@ -71,7 +87,9 @@ def test_every_combination_builds(name, precision, target):
     assert serious == (["DS306"] if unscaled else [])
     # A precision that is fixed for HF Trainer has to be among its arguments too.
     fixed = target == "hf" and precision in ("fp16", "bf16")
-    assert [finding.rule for finding in built.findings if finding.severity == "note"] == ["DS602"] * fixed
+    rounded = len(rounding(config))  # by a CUDA kernel
+    notes = [finding.rule for finding in built.findings if finding.severity == "note"]
+    assert sorted(notes) == ["DS244"] * rounded + ["DS602"] * fixed
     assert not schema_violations.check(schema.load(), config, target)
     assert set(built.origins) == {path for path, _ in tree.leaves(config)}
     wanted = precision or ("fp16" if target == "deepspeed" else None)
@@ -84,6 +102,13 @@ def test_every_combination_builds(name, precision, target):
         assert enabled == {wanted: True}
     if enabled.get("fp16"):
         assert {key: value for key, value in config["fp16"].items() if key != "enabled"} == FP16
+
+
+@pytest.mark.parametrize("name", FP16_ALONE)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_kernel_that_takes_all_bits_for_fp16(name, precision):
+    with pytest.raises(DsrunError, match=f"reads {precision} gradients as if they were fp16"):
+        build(name, gpus=2, nodes=2, precision=precision)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -253,3 +253,112 @@ def test_lengths_of_documents_are_those_of_their_windows(tmp_path):
     )  # 20 words and an end: 10 tokens, then 9 new ones and the one before, then 2 and it
     assert (found.rows, found.longest, found.cut) == (4, 10, 0)
     assert found.mean == (3 + 10 + 10 + 3) / 4
+
+
+# Columns by their roles
+
+PAIRS = [
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("query", "answer"),
+    ("input", "output"),
+    ("text", "label"),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_pairs_are_known_by_their_names(machine, pair):
+    write("a.jsonl", {pair[0]: "q", pair[1]: "a", "id": 1})
+    write("e.jsonl", {pair[0]: "q", pair[1]: "a"})
+    found = planned(machine, "--train-file", "a.jsonl", "--eval-file", "e.jsonl")
+    data = found.job.data
+    assert (data.prompt_column, data.response_column, data.data_format) == (*pair, "prompt-response")
+    (note,) = [note for note in found.notes if "prompts are column" in note]
+    assert ("a classifier" in note) == (pair[1] == "label")
+    assert "--prompt-column" in note
+
+
+def test_instruction_and_response_are_dollys(machine):
+    write("a.jsonl", {"instruction": "i", "context": "c", "response": "r", "category": "x"})
+    assert planned(machine, "--train-file", "a.jsonl").job.data.data_format == "dolly"
+
+
+def test_text_alone_and_text_that_is_named_stay_text(machine):
+    write("a.jsonl", {"text": "a", "label": "b"})
+    found = planned(machine, "--train-file", "a.jsonl", "--text-column", "text")
+    assert found.job.data.data_format == "text"
+    write("b.jsonl", {"text": "a", "meta": "b"})
+    assert planned(machine, "--train-file", "b.jsonl").job.data.data_format == "text"
+
+
+def test_messages_in_two_columns_are_one_conversation(machine):
+    asked, answered = [{"role": "user", "content": "q"}], [{"role": "assistant", "content": "a"}]
+    path = write("a.jsonl", {"prompt": asked, "completion": answered})
+    planned(machine, "--train-file", "a.jsonl")
+    assert unusable(path, Columns("prompt", "completion"), "prompt-response") == []
+    bad = write("b.jsonl", {"prompt": {"a": 1}, "completion": "x"})
+    (problem,) = unusable(bad, Columns("prompt", "completion"), "prompt-response")
+    assert "something other than text" in problem.what
+
+
+def test_preferences_are_refused_with_what_would_be_taken(machine):
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    write("a.jsonl", row)
+    with pytest.raises(DsrunError, match="not on preferences") as caught:
+        planned(machine, "--train-file", "a.jsonl")
+    assert "--response-column chosen" in caught.value.problems[0].hint
+    planned(machine, "--train-file", "a.jsonl", "--prompt-column", "prompt", "--response-column", "chosen")
+
+
+def test_files_under_different_names_are_refused(machine):
+    write("a.jsonl", {"question": "q", "answer": "a"})
+    write("b.jsonl", {"prompt": "q", "response": "a"})
+    with pytest.raises(DsrunError, match="different names"):
+        planned(machine, "--train-file", "a.jsonl", "--train-file", "b.jsonl")
+
+
+def test_columns_that_nobody_knows_are_told_in_one_problem(machine):
+    write("a.jsonl", {"promt": "q", "respnse": "a", "x": 1})
+    with pytest.raises(DsrunError) as caught:
+        planned(machine, "--train-file", "a.jsonl")
+    (problem,) = caught.value.problems
+    assert "--prompt-column promt --response-column respnse" in problem.hint
+
+
+def test_many_bad_rows_stop_the_job(machine):
+    rows = [row for _ in range(25) for row in (ROWS["prompt-response"], "{broken", "{broken", "[1]")]
+    write("a.jsonl", *rows)
+    with pytest.raises(DsrunError, match="75 of 100 rows can't be trained on") as caught:
+        planned(machine, "--train-file", "a.jsonl")
+    assert "--allow-bad-rows" in caught.value.problems[0].hint
+    found = planned(machine, "--train-file", "a.jsonl", "--allow-bad-rows")
+    assert any("75 of 100 rows" in note for note in found.notes)
+
+
+def test_a_few_bad_rows_are_told(machine):
+    write("a.jsonl", *[ROWS["prompt-response"]] * 39, "{broken")
+    found = planned(machine, "--train-file", "a.jsonl")
+    assert any("1 of 40 rows can't be trained on (1 is not JSON)" in note for note in found.notes)
+
+
+def test_rows_are_held_out_and_cut_to_a_number(machine):
+    write("a.jsonl", *[{"prompt": f"q{n}", "response": "a"} for n in range(50)])
+    data = planned(machine, "--train-file", "a.jsonl", "--max-samples", "20", "--val-size", "0.25").job.data
+    assert [about_how_many(Path(path)) for path in (data.train_file, data.eval_file)] == [15, 5]
+    with pytest.raises(DsrunError, match="both say what is held out"):
+        planned(machine, "--train-file", "a.jsonl", "--val-size", "0.1", "--eval-file", "a.jsonl")
+
+
+def test_a_held_out_file_that_is_trained_on_is_told(machine):
+    write("a.jsonl", ROWS["prompt-response"])
+    found = planned(machine, "--train-file", "a.jsonl", "--eval-file", "./a.jsonl")
+    assert any("is trained on, too" in note for note in found.notes)
+
+
+def test_one_limit_for_prompt_and_response(machine):
+    write("a.jsonl", ROWS["prompt-response"])
+    data = planned(machine, "--train-file", "a.jsonl", "--max-length", "101").job.data
+    assert (data.max_length, data.max_source_length, data.max_target_length) == (101, 51, 50)
+    with pytest.raises(DsrunError, match="limit the same tokens"):
+        planned(machine, "--train-file", "a.jsonl", "--max-length", "9", "--max-target-length", "4")

@@ -225,11 +225,45 @@ def test_a_warning_is_passed_on(machine, train_file):
     assert any("DS305" in note for note in plan(request, machine, {}).notes)
 
 
-def test_without_nvcc_torchs_adam_is_taken(monkeypatch, train_file):
-    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
-    planned_job = plan(asked(train_file=train_file), GPUS, {})
-    assert planned_job.job.ds_config["optimizer"]["params"]["torch_adam"] is True
-    assert any("nvcc" in note for note in planned_job.notes)
+@pytest.mark.parametrize(
+    ("changed", "fault", "compiled", "noted"),
+    [
+        ({}, "", [], False),
+        ({}, "no nvcc", [], False),  # nobody misses it
+        ({"overrides": ("optimizer.params.torch_adam=false",)}, "", ["fused_adam"], False),
+        ({"overrides": ("optimizer.params.bias_correction=false",)}, "", ["fused_adam"], False),
+        ({"preset": "ddp"}, "", [], False),
+        ({"preset": "zero1", "precision": "fp16"}, "", [], False),
+        (
+            {"preset": "ddp", "precision": "fp16"},
+            "",
+            ["fused_adam"],
+            False,
+        ),  # another wrapper scales the loss
+        ({"preset": "ddp", "precision": "fp16"}, "no nvcc", [], True),
+    ],
+)
+def test_torchs_adam_is_taken_where_it_is_alike(monkeypatch, train_file, changed, fault, compiled, noted):
+    """GPUs start without minutes of compiling, unless somebody wants DeepSpeed's, or only that one will do."""
+    monkeypatch.setattr(extensions, "nvcc_fault", lambda environ: fault)
+    monkeypatch.setattr(extensions, "check_tools", lambda *_: None)
+    planned_job = plan(asked(train_file=train_file, **changed), GPUS, {})
+    assert extensions.needed(planned_job.job.ds_config) == compiled
+    assert any("nvcc" in note for note in planned_job.notes) == noted
+
+
+def test_a_short_disk_takes_the_model_alone(machine, train_file, monkeypatch):
+    """As a first try of a large model has it: the checkpoints would take seven times as much."""
+    from dsrun.jobs.assembly.checks import disk_check
+
+    whole = plan(asked(train_file=train_file, max_steps=40), machine, {}).job
+    model = disk_check.need_of(whole, disk_check.setup_of(whole), 40).model_bytes
+    monkeypatch.setattr(disk_check, "free_bytes", lambda folder: model)
+    planned_job = plan(asked(train_file=train_file, max_steps=40), machine, {})
+    training = planned_job.job.training
+    assert (training.save_steps >= 40, training.last_checkpoint) == (True, False)
+    assert planned_job.job.origins["options"]["last_checkpoint"].startswith("derived: ")
+    assert any("only the model" in note for note in planned_job.notes)
 
 
 # What is wrong
@@ -587,3 +621,86 @@ def test_a_gpu_that_torch_has_no_code_for_is_refused_with_the_build_that_has(mon
         "'torch<2.15'" in problem.hint and "cu126" in problem.hint for problem in caught.value.problems
     )
     plan(asked(train_file=train_file), GPUS, {})
+
+
+# What a measurement, or the GPU's generation, decides
+
+
+HOPPERS = Machine(
+    "cuda",
+    tuple(Gpu(i, "NVIDIA H100 80GB HBM3", f"GPU-{i}", 80 << 30, (9, 0)) for i in range(4)),
+    32,
+    "4 x NVIDIA H100",
+)
+
+
+@pytest.fixture
+def compile_pays(lab, monkeypatch):
+    """--compile was measured on H100s, with DeepSpeed and with FSDP."""
+    monkeypatch.setattr("dsrun.jobs.assembly.checks.compiling._tools", lambda *_: iter(()))
+    folder = lab / "presets" / "measured"
+    folder.mkdir(parents=True)
+    for engine in ("zero", "fsdp"):
+        (folder / f"compile-h100-80g-{engine}.toml").write_text(
+            "seconds_without = 1.0\nseconds_with = 0.8\nstart_seconds = 60\n"
+            'day = "2026-11-24"\nwith_what = "llama-3-8b; torch 2.11.0"\n'
+        )
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "compiles"),
+    [
+        (HOPPERS, {"preset": "fsdp"}, True),
+        (HOPPERS, {"preset": "zero1"}, True),
+        (HOPPERS, {"preset": "zero3"}, False),
+        (HOPPERS, {"preset": "zero2-offload"}, False),
+        (HOPPERS, {"preset": "fsdp", "compile": False}, False),
+        (HOPPERS, {"preset": "fsdp", "max_steps": 3}, False),
+        (GPUS, {"preset": "fsdp"}, False),
+    ],
+)
+def test_layers_are_compiled_where_it_was_measured_to_pay(compile_pays, train_file, machine, given, compiles):
+    made = plan(asked(train_file=train_file, gpus=2, **given), machine, {})
+    assert made.job.training.compile is compiles
+    assert any("layers are compiled" in note for note in made.notes) is compiles
+    if compiles:
+        assert "h100-80g" in made.job.origins["options"]["compile"]
+
+
+def test_no_gpu_has_compiled_layers_by_what_ships(monkeypatch, train_file):
+    """Until the bench has run on one."""
+    monkeypatch.setattr("dsrun.jobs.assembly.checks.compiling._tools", lambda *_: iter(()))
+    assert planned(asked(train_file=train_file, gpus=2, preset="fsdp"), HOPPERS).training.compile is False
+
+
+def test_fp8_on_hoppers_and_not_on_amperes(monkeypatch, train_file):
+    monkeypatch.setattr(
+        "dsrun.jobs.assembly.checks.precision.packages.installed_version", lambda name: "0.18.0"
+    )
+    wanted = asked(train_file=train_file, gpus=2, preset="fsdp", fp8="rowwise")
+    made = plan(wanted, HOPPERS, {})
+    assert made.job.training.fp8 == "rowwise" and made.job.precision == "bf16"
+    assert any("--fp8 without --compile" in note for note in made.notes)
+    problem = the_problem(wanted, GPUS)
+    assert "compute capability 8.9" in problem.what and "8.0" in problem.what
+    problem = the_problem(asked(train_file=train_file, gpus=2, preset="zero2", fp8="rowwise"), HOPPERS)
+    assert "--preset fsdp" in problem.hint
+
+
+def test_the_copy_of_a_checkpoint_is_said_and_kept(machine, train_file):
+    made = plan(asked(train_file=train_file, gpus=2, async_save=True), machine, {})
+    assert made.job.training.async_save is True
+    assert any("--async-save: a checkpoint takes" in note for note in made.notes)
+    assert not any("async" in note for note in plan(asked(train_file=train_file, gpus=2), machine, {}).notes)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_rounded_weights_want_several_hosts_and_a_compiler(train_file, gpus, monkeypatch):
+    problem = the_problem(asked(train_file=train_file, gpus=gpus, preset="zero3-qwz"), HOPPERS)
+    assert "there is one host" in problem.what
+    said = ("zero_optimization.zero_quantized_weights=true",)
+    on_one = asked(overrides=said, train_file=train_file, gpus=gpus, preset="zero3-qwz")
+    assert "has to compile quantizer" in the_problem(on_one, HOPPERS).what, "with a folder that is no toolkit"
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "")
+    made = planned(on_one, HOPPERS)
+    assert made.ds_config["zero_optimization"]["zero_quantized_weights"] is True

@@ -17,9 +17,10 @@ CANT = [
     "no-launcher", "script-not-found", "syntax-error", "recursion", "module-missing", "import-name",
     "python-too-old", "model-type", "dtype", "shapes-multiply", "two-devices", "embedding-index", "disk-full",
     "disk-quota", "read-only", "permission-denied", "gpu-oom", "gpu-oom-optimizer", "cpu-allocator",
-    "kernel-oom-killer", "too-many-files", "hub-gated", "hub-bad-name", "weights-cut-off", "size-mismatch",
+    "kernel-oom-killer", "too-many-files", "hub-gated", "hub-token", "hub-no-such-name", "hub-bad-name",
+    "weights-cut-off", "size-mismatch",
     "cuda-home", "ninja-missing", "no-kernel-image", "driver-old", "half-on-cpu", "fork-cuda", "optimizer-empty",
-    "peft-targets", "column-missing", "json-decode",
+    "peft-targets", "peft-targets-missing", "column-missing", "json-decode",
 ]  # fmt: skip
 """Signatures of what stays as it is."""
 MAY = [

@@ -95,7 +95,7 @@ def test_an_attribute_that_a_library_misses_is_one_of_versions_with_little_confi
         ("Cell In[2], line 7", "script_error"),
         ("<ipython-input-3-a1b2c3> in <module>", "script_error"),
         ('  File "C:\\env\\lib\\enum.py", line 437, in __getattr__', None),
-        ('  File "C:\\env\\lib\\site-packages\\x\\y.py", line 4, in f', None),
+        ('  File "C:\\env\\lib\\site-packages\\x\\y.py", line 4, in f', "version"),
         ('  File "C:\\work\\train.py", line 4, in f', "script_error"),
     ],
 )

@@ -358,6 +358,15 @@ def test_a_peak_that_does_not_grow_gives_a_constant_alone():
     assert (found.lengths, found.gpu_gib) == (1.0, pytest.approx(1, abs=0.01))
 
 
+def test_two_runs_on_cpus_give_a_process_and_a_pace():
+    plans = [planned(rows) for rows in (1, 2)]
+    runs = [
+        {**run, "host_bytes": plan.host.peak + 2 * GIB} for plan, run in zip(plans, took(0, 0), strict=True)
+    ]
+    found = calibration.of_two(plans, runs, cpu=True)
+    assert found == Calibration(seconds=1.5, process_gib=2.0)
+
+
 def test_ranks_that_counted_nothing_are_refused():
     with pytest.raises(DsrunError, match="no GPU memory"):
         calibration.of_two([planned(1), planned(2)], took(None, None))

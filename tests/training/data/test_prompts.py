@@ -226,6 +226,27 @@ def test_only_long_prompts_are_shortened_and_counted(encoder):
     assert found[1].prompt_tokens <= len(short)
 
 
+@pytest.mark.parametrize("name", ["chatglm2", "llama-3"])
+def test_one_limit_for_both_lets_each_take_what_the_other_leaves(encoder, name):
+    format_encoder, frame = encoder(name), len(one(encoder(name), ""))
+    limits = Limits(frame + 20, frame + 20, shared=True)
+    long, short = "a long text " * 60, "红"
+    for prompt, response in ((long, short), (short, long), (long, long), (short, short)):
+        talk = Conversation((Turn(prompt, response),))
+        (((encoded,)),) = format_encoder.encode_conversations([talk], limits)
+        whole = sequence(format_encoder, prompt, response)
+        assert len(encoded.ids) <= limits.both
+        assert encoded.shortened == (prompt == long)
+        assert encoded.cut == (response == long)
+        if prompt == short:
+            assert encoded.ids == whole.ids[: len(encoded.ids)]
+        if response == short:
+            answer = len(whole.ids) - whole.prompt_tokens
+            assert encoded.ids[encoded.prompt_tokens :] == whole.ids[-answer:]
+        if (prompt, response) == (long, long):
+            assert encoded.prompt_tokens <= limits.source
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_limit_below_the_frame_is_refused(encoder, name):
     format_encoder = encoder(name)

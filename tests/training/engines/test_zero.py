@@ -77,6 +77,22 @@ def test_the_groups_of_a_second_copy_are_looked_at(monkeypatch):
             zero.engaged(job(3, zero_hpz_partition_size=ranks), engine)
 
 
+@pytest.mark.parametrize(("seen", "right"), [(2, True), (1, False), (4, False)])
+def test_the_groups_of_rounded_gradients_are_the_hosts(monkeypatch, seen, right):
+    """DeepSpeed makes them of the GPUs that a rank sees."""
+    monkeypatch.setattr(zero, "get_accelerator", lambda: SimpleNamespace(device_count=lambda: seen))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    asked = job(3, zero_quantized_weights=True)
+    asked.ds_config["zero_optimization"]["stage"] = 3
+    zero.engaged(asked, holding(4))
+    asked.ds_config["zero_optimization"]["zero_quantized_gradients"] = True
+    if right:
+        zero.engaged(asked, holding(4))
+        return
+    with pytest.raises(TrainingError, match=f"sees {seen} GPUs, and its host has 2 ranks"):
+        zero.engaged(asked, holding(4))
+
+
 def test_a_second_copy_is_there_after_a_forward():
     def check(engine):
         zero.check_second_copy(list(engine.module), 2)

@@ -15,7 +15,8 @@ from dsrun.errors import DsrunError
 from dsrun.options.table import PeftOptions
 from dsrun.packages import installed_version
 from dsrun.training.models import adapters
-from dsrun.training.models.export import _write_model
+from dsrun.training.models.checkpoint_parts import Composed
+from dsrun.training.models.export import _write_model, shards
 from dsrun.training.models.load import load_answering
 from dsrun.training.models.tokenizer import load_tokenizer
 from dsrun.training.models.weights import open_shard
@@ -168,7 +169,9 @@ def test_a_merged_model_may_have_one_matrix_for_both_ends(tmp_path):
     llama(tie_word_embeddings=True).save_pretrained(tmp_path / "base")
     model = trained(llama(tie_word_embeddings=True))
     plain = load_answering(tmp_path / "base", dtype=torch.float32)
-    _write_model(plain, all_of(merged(plain, model)), Words(), [2], tmp_path / "merged")
+    _write_model(
+        Composed(plain, shards(plain), all_of(merged(plain, model))), Words(), [2], tmp_path / "merged"
+    )
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(logits(again), logits(model), atol=1e-5, rtol=0)
 
@@ -178,7 +181,7 @@ def test_a_merged_model_computes_what_the_adapted_one_does(tmp_path, base, dtype
     model = trained(llama())
     plain = llama().to(dtype)
     weights = merged(plain, model)
-    _write_model(plain, all_of(weights), Words(), [2], tmp_path / "merged")
+    _write_model(Composed(plain, shards(plain), all_of(weights)), Words(), [2], tmp_path / "merged")
     from transformers import AutoModelForCausalLM
 
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

@@ -36,7 +36,8 @@ def model_of(kind: str, **more):
 
 
 def a_job(tmp_path: Path, **more) -> SimpleNamespace:
-    return SimpleNamespace(run_dir=str(tmp_path), peft=PeftOptions(**more))
+    text_alone = SimpleNamespace(source="chatglm")
+    return SimpleNamespace(run_dir=str(tmp_path), peft=PeftOptions(**more), model=text_alone)
 
 
 def weights_in(model):

@@ -35,6 +35,7 @@ def circumstances(context: Context) -> Circumstances:
         loop=context.target,
         accumulates=None if steps is None else steps > 1,
         several_ranks=None if ranks is None else ranks > 1,
+        expert_parallel=bool(context.flag("expert_parallel.enabled")),
         overlap_comm=None if context.is_auto(OVERLAP) else bool(context.flag(OVERLAP)),
         python_writer=has_writer(context),
         zero_warmup=None if context.is_auto(WARMUP) else context.number(WARMUP) == 0,

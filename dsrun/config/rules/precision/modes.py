@@ -1,4 +1,4 @@
-"""DS301, DS305, DS312, DS313, DS325, DS326 and DS328: fp16 and bf16, and which of them the model gets."""
+"""DS301, DS305, DS312, DS313, DS325, DS326, DS328 and DS329: fp16 and bf16, and which of them the model gets."""
 
 from __future__ import annotations
 
@@ -142,6 +142,27 @@ def fp16_refused_on_old_gpus() -> Table:
     )
     conditions = (lambda context: context.setting.fp16 is False, *FP16_ON_GPUS)
     return report("fp16.enabled", text, conditions, put("fp16.enabled", False))
+
+
+@rule("DS329", "warning")
+@bad({"_device": "cpu", **ZERO_1, **fp16()}, {"_device": "cpu", "_fp16": False, **ZERO_2, **fp16()})
+@good({"_device": "cpu", **ZERO_1, **bf16()}, {"_device": "cpu", "_fp16": True, **ZERO_1, **fp16()})
+def fp16_on_a_cpu() -> Table:
+    """Few CPUs compute in fp16 (AVX512-FP16, AMX-FP16); on others DeepSpeed stops the start: "Type fp16 is not
+    supported on your device".
+
+    Source: is_fp16_supported in accelerator/cpu_accelerator.py, _do_sanity_check in runtime/engine.py.
+    """
+    text = (
+        "is true, and the ranks are CPUs: but for the newest servers' (AVX512-FP16) DeepSpeed refuses it at the start. "
+        "Enable bf16 instead, half the memory, or neither: fp32."
+    )
+    conditions = (
+        when.on_cpu,
+        lambda context: context.setting.fp16 is not True,
+        lambda context: mode(context) == FP16,
+    )
+    return report("fp16.enabled", text, conditions)
 
 
 @rule("DS325", "warning", since=(0, 17))

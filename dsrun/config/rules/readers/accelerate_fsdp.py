@@ -1,4 +1,4 @@
-"""DS692 to DS694: fsdp_config in an accelerate YAML, whose settings become the FSDP_* variables of the ranks."""
+"""DS692 to DS695: fsdp_config in an accelerate YAML, whose settings become the FSDP_* variables of the ranks."""
 
 from __future__ import annotations
 
@@ -126,6 +126,32 @@ def fsdp_value_refused(context: Context) -> Iterator[Finding]:
             yield Finding(
                 _path(launch, "fsdp_activation_checkpointing_offload"), text, "Set both, or remove it."
             )
+
+
+@rule("DS695", "warning")
+@bad(
+    case({"fsdp_state_dict_type": "FULL_STATE_DICT"}),
+    case({"state_dict_type": 1}),
+    case({"fsdp_version": 2, "fsdp_state_dict_type": "full_state_dict"}),
+)
+@good(
+    case({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}),
+    case({"fsdp_state_dict_type": "FULL_STATE_DICT"}, num_processes=1),
+    case({}),
+)
+def whole_state_dict_gathered(context: Context) -> Iterator[Finding]:
+    """At each checkpoint the first rank gathers all weights and writes them alone, while the others wait in a
+    collective: of a large model that outlasts the time-out of NCCL, and every rank is ended in the middle of saving
+    (save_fsdp_model in accelerate/utils/fsdp_utils.py; the default of init_process_group in
+    torch/distributed/distributed_c10d.py).
+    """
+    launch = sharded(context)
+    kind = str(launch.fsdp.get("fsdp_state_dict_type")).upper() if launch else ""
+    if launch is None or launch.processes == 1 or kind not in ("FULL_STATE_DICT", "1"):
+        return
+    text = "gathers the whole model on the first rank at each save: the others wait, and NCCL's time-out may end them"
+    advice = "Take SHARDED_STATE_DICT: each rank writes its part, and `accelerate merge-weights` joins them."
+    yield Finding(_path(launch, "fsdp_state_dict_type"), text, advice)
 
 
 @rule("DS694", "warning")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import SCATTER, STAGE, ZERO, above_1, divisors, removal, set_to
-from dsrun.config.rules.examples import zero
+from dsrun.config.rules.examples import bf16, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, groups, needs, put, report, without_effect
 from dsrun.words import listed
@@ -19,6 +19,7 @@ QUANTISED = (WEIGHTS, FROZEN, GRADIENTS)
 SHARD = f"{ZERO}.mics_shard_size"
 HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
 NEW = (0, 10)
+FIXED_QUANTISER = (0, 19, 6)
 LAST_MICS = (0, 19, 6)
 
 
@@ -127,7 +128,9 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Finding]:
 
 @rule("DS245", "warning", since=NEW)
 @bad({"_nodes": 1, **zero(3, zero_quantized_gradients=True)})
-@good({"_nodes": 2, **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True))
+@good(
+    {"_nodes": 2, **fp16(), **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True)
+)
 def quantised_gradients_on_one_node() -> Table:
     """One node reduces them at full size (num_nodes in __avg_scatter_grads, runtime/zero/stage3.py)."""
     conditions = (when.on(GRADIENTS), when.at_stage(3), lambda context: context.setting.nodes == 1)
@@ -141,6 +144,63 @@ def quantised_gradients_without_scatter() -> Table:
     """The all-to-all that carries them needs reduce_scatter, by an assertion (runtime/zero/stage3.py, __init__)."""
     text = "reduce_scatter, which is false. Set reduce_scatter to true, its default."
     return needs(GRADIENTS, text, (when.at_stage(3), when.off(SCATTER)), put(SCATTER, True))
+
+
+@rule("DS269", DIFFERS, since=NEW)
+@bad(
+    {"_nodes": 2, **bf16(), **zero(3, zero_quantized_gradients=True)},
+    {"_nodes": 2, **fp16(), "communication_data_type": "fp32", **zero(3, zero_quantized_gradients=True)},
+)
+@good(
+    {"_nodes": 2, **fp16(), **zero(3, zero_quantized_gradients=True)},
+    {"_nodes": 2, **bf16(), "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)},
+    {"_nodes": 1, **bf16(), **zero(3, zero_quantized_gradients=True)},
+    {"_nodes": 2, **bf16(), **zero(3)},
+)
+def quantised_gradients_that_are_not_fp16(context: Context) -> Iterator[Finding]:
+    """The kernel takes every gradient's bits for fp16 (ds_swizzle_quant in csrc/quantization/pt_binding.cpp).
+
+    Those of bf16 and fp32 come out as other numbers. A gradient is cast to communication_data_type before, which is
+    the precision of the training unless it is given (all_to_all_quant_reduce in runtime/comm/coalesced_collectives.py).
+    """
+    sent = (context.text("communication_data_type") or context.precision or "fp16").lower()
+    sends = context.flag(GRADIENTS) and context.stage == 3 and context.setting.nodes != 1
+    if sends and sent != "fp16" and not when.on_cpu(context):
+        yield Finding(
+            GRADIENTS,
+            f"reads {sent} gradients as if they were fp16, and trains on other numbers",
+            "Remove it, or train in fp16.",
+            removal(context, GRADIENTS, safe=False),
+            # On one node it does nothing (DS245).
+            severity="" if context.setting.nodes else "warning",
+        )
+
+
+@rule("DS270", DIFFERS, since=NEW)
+@bad({"_version": "0.18", **bf16(), **zero(3, zero_quantized_weights=True)})
+@good(
+    {"_version": "0.18", **fp16(), **zero(3, zero_quantized_weights=True)},
+    {"_version": "0.19.6", **bf16(), **zero(3, zero_quantized_weights=True)},
+)
+def quantised_weights_that_are_not_fp16(context: Context) -> Iterator[Finding]:
+    """The kernel took every weight's bits for fp16 before 0.19.6 (CUDAQuantizer, runtime/zero/partition_parameters.py).
+
+    Those of bf16 and fp32 came out as other numbers, in fp16, which the next layer refused.
+    """
+    path = next((path for path in (WEIGHTS, FROZEN) if context.flag(path)), None)
+    if (
+        path is None
+        or context.stage != 3
+        or context.version >= FIXED_QUANTISER
+        or context.precision in (None, "fp16")
+        or when.on_cpu(context)
+    ):
+        return
+    yield Finding(
+        path,
+        f"reads {context.precision} weights as if they were fp16 before 0.19.6",
+        "Use DeepSpeed 0.19.6 or newer, or remove it.",
+    )
 
 
 @rule("DS247", DIFFERS, until=LAST_MICS)

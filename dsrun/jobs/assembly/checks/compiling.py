@@ -7,17 +7,21 @@ a compiler and Python's headers where the ranks run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsrun import packages
+from dsrun.ds_config import offloads, zero_stage
 from dsrun.errors import Problem
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import flag_of, select
+from dsrun.options.layers import NOTHING, Layer, Source
 from dsrun.options.optimizers import MUON
 from dsrun.options.table import ParallelismOptions
+from dsrun.planner import gpus, measured
 
 if TYPE_CHECKING:
     from dsrun.job.job import Job
@@ -59,6 +63,35 @@ def problems(
     yield from refused
     if not refused and environ is not None:
         yield from _tools(accelerator, environ)
+
+
+def measured_default(
+    options: FinetuneOptions,
+    *,
+    gpu_names: Collection[str],
+    fsdp: bool,
+    ds_config: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> Layer:
+    """--compile where it was measured to pay on GPUs of this kind; NOTHING where nobody has measured, or it can't be.
+
+    gpu_names: as NVML calls the job's GPUs. ds_config: empty with FSDP.
+    """
+    stage, known = zero_stage(ds_config), {gpus.recognise(name) for name in gpu_names}
+    kind = known.pop() if len(known) == 1 else None
+    if kind is None or stage == 3 or offloads(ds_config):
+        return NOTHING
+    found = measured.compiled(kind.name, "fsdp" if fsdp else "zero")
+    if found is None or found.gain < measured.WORTH_IT:
+        return NOTHING
+    if options.max_steps is not None and not found.pays_in(options.max_steps):
+        return NOTHING
+    wanted = replace(options, compile=True)
+    if any(problems(wanted, accelerator="cuda", stage=stage, environ=environ)):
+        return NOTHING
+    why = f"on {kind.name} a step took {found.seconds_with / found.seconds_without:.0%} of its time with it"
+    note = f"layers are compiled: {why} ({found.with_what}; {found.day}), for {found.start_seconds:.0f} s at the start"
+    return Layer(Source.DERIVED, {"compile": True}, why, note=f"{note}; --no-compile leaves it out")
 
 
 def resumed(job: Job, environ: Mapping[str, str]) -> Iterator[Problem]:

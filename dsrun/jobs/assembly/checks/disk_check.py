@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
@@ -19,11 +21,13 @@ from dsrun.jobs.assembly.checks.optimizers import planned
 from dsrun.jobs.assembly.planning.setups import of_job, peft_fields
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
+from dsrun.models.text_shape import shape_of_model
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.layers import NOTHING, Layer, Resolved, Source
 from dsrun.options.table import NO_EXPORT
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.setup import Setup
-from dsrun.planner.shape import from_config
 from dsrun.words import size_text
 
 APART = ("chatglm2", CHAT_TEMPLATE, "auto")
@@ -62,6 +66,48 @@ def check(job: Job) -> list[Problem]:
     return [] if need.total <= room else [_problem(job, need, steps, room)]
 
 
+def fewer(job: Job, resolved: Resolved[FinetuneOptions]) -> Layer:
+    """Fewer checkpoints, or the model alone, where nobody asked for the number and the disk has no room for them.
+
+    NOTHING where all fit, or where no number of them does: then `check` says what would help. A first run that is
+    refused for a checkpoint it may never need teaches nothing; one that can't be continued has to say so.
+    """
+    if not check(job):
+        return NOTHING
+    steps, spec = total_steps(job), job.training
+    choices: list[dict[str, Any]] = []
+    if not _given(resolved, "keep_checkpoints"):
+        choices.append({"keep_checkpoints": 1})
+        if not _given(resolved, "save_steps", "last_checkpoint", "max_restarts", "save_on_stop"):
+            choices.append({"save_steps": max(steps, spec.save_steps), "last_checkpoint": False})
+    for values in choices:
+        setup = setup_of(job)
+        if setup is not None and not check(replace(job, training=replace(spec, **values))):
+            return _layer(job, need_of(job, setup, steps), values)
+    return NOTHING
+
+
+def _given(resolved: Resolved[FinetuneOptions], *names: str) -> bool:
+    """Whether one of the options is more than a default, or a model file's."""
+    return any(resolved.source(name) > Source.MODEL_FILE for name in names)
+
+
+def _layer(job: Job, need: Need, values: Mapping[str, object]) -> Layer:
+    """Values for less on the disk, and a note on what they cost. need: the whole run's."""
+    room = size_text(free_bytes(Path(job.run_dir)) + size_of(Path(job.run_dir) / CHECKPOINTS))
+    why = f"{room} free, and the run needs {size_text(need.total)}"
+    many = f"{need.checkpoints} checkpoints" if need.checkpoints > 1 else "a checkpoint"
+    of_it = f"{job.run_dir} has {why} with {many} of {size_text(need.checkpoint_bytes)}"
+    what = (
+        "one checkpoint is kept"
+        if "keep_checkpoints" in values
+        else "no checkpoint is written, only the model: if the run dies, it begins anew"
+    )
+    return Layer.settled(
+        values, why, f"{of_it}, so {what}; an --output-dir on a larger disk has room for all"
+    )
+
+
 def check_export(job: Job, folder: Path) -> list[Problem]:
     """The problem of a model that is to be written there, and that the disk has no room for; empty if it fits."""
     setup = setup_of(job)
@@ -75,7 +121,7 @@ def check_export(job: Job, folder: Path) -> list[Problem]:
 def setup_of(job: Job) -> Setup | None:
     """The job in the planner's words; None for a model that it doesn't describe."""
     try:
-        shape = from_config(resolve.architecture(job.model), job.model.name)
+        shape = shape_of_model(job.model)
     except UnknownShapeError:
         return None
     base = Setup(
@@ -171,9 +217,9 @@ def _problem(job: Job, need: Need, steps: int, room: int) -> Problem:
         many = f"{need.checkpoints} checkpoints" if need.checkpoints > 1 else "a checkpoint"
         parts.insert(0, f"{many} of {size_text(need.checkpoint_bytes)}")
     ways = []
-    fewer = replace(need, checkpoints=min(need.checkpoints, 2))
-    if fewer.total < need.total and fewer.total <= room:
-        ways.append(f"--keep 1 needs {size_text(fewer.total)}")
+    one = replace(need, checkpoints=min(need.checkpoints, 2))
+    if one.total < need.total and one.total <= room:
+        ways.append(f"--keep 1 needs {size_text(one.total)}")
     none = replace(need, checkpoints=0)
     if need.checkpoints and none.total <= room:
         flags = [f"--save-steps {steps}"] * (steps > job.training.save_steps)

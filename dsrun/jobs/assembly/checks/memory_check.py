@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from dsrun.cluster.devices import Gpu, Machine
@@ -16,6 +17,7 @@ from dsrun.jobs.assembly.planning import search, setups, words
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
+from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.options.table import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
@@ -26,7 +28,6 @@ from dsrun.planner.layouts import Layout, judge_divided
 from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
-from dsrun.planner.shape import from_config
 
 ALL_OF_IT = 0.98
 """Share of a plan's own size that makes a budget in which it is just too large."""
@@ -55,6 +56,9 @@ class MemoryRequest:
     optimizer: str = ADAMW
     fused_loss: bool = False
     parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
+    async_save: bool = False
+    folder: Path | None = None
+    """The model's folder, where it has one: what of its weights is no text part is counted there."""
 
     def modelled(self, machine: Machine) -> bool:
         """Whether the planner knows what ranks that share examples take: on GPUs."""
@@ -74,14 +78,15 @@ class MemoryRequest:
     def base(self, machine: Machine) -> Setup | None:
         """The set-up before it is divided; None for a network that the planner does not describe."""
         try:
-            shape = from_config(self.architecture, self.name)
+            shape = shape_of(self.architecture, self.name, folder=self.folder)
         except UnknownShapeError:
             return None
         options = PlanOptions(
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
             activation_checkpointing=self.compute.activation_checkpointing,
             recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
-            packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0,
+            packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0, async_save=self.async_save,
+            fp8=self.compute.fp8, compile=self.compute.compile,
         )  # fmt: skip
         setup = setups.base_setup(
             shape,
@@ -208,6 +213,7 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
     return MemoryRequest(
         architecture=resolve.architecture(job.model),
         name=job.model.name,
+        folder=resolve.folder_of(job.model),
         devices=devices,
         nodes=nodes,
         precision=job.precision,
@@ -219,6 +225,7 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
         optimizer=job.training.optimizer,
         fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
         parallel=job.parallel,
+        async_save=job.training.async_save,
     )
 
 

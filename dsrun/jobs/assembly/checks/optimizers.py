@@ -22,7 +22,16 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import flag_of
 from dsrun.options.derived import scheduled_rate
 from dsrun.options.layers import Resolved, Source
-from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES, WHICH_ADAM
+from dsrun.options.optimizers import (
+    ADAM_TAKES,
+    ADAMW,
+    ADAMW_8BIT,
+    MUON,
+    OPTIMIZERS,
+    TYPES,
+    WHICH_ADAM,
+    made_by_ranks,
+)
 from dsrun.options.table import CONFIG, LR_SCHEDULES
 from dsrun.versions import version
 
@@ -41,6 +50,8 @@ TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
 FUSED = "optimizer.params.fused=true"
 """--set's text for torch's AdamW in one kernel."""
+NOTHING_COMPILED = "nothing to compile"
+"""Why it takes that one's place where both would do."""
 FIRST_ON_CPU = (2, 4)
 """torch's first release with that kernel for CPUs."""
 
@@ -82,11 +93,16 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
 
 
 def with_optimizer(
-    config: BuiltConfig, name: str, hidden: int | None, muon_lr: float | None = None
+    config: BuiltConfig,
+    name: str,
+    hidden: int | None,
+    muon_lr: float | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> tuple[BuiltConfig, dict[str, Any]]:
     """The config that steps with an optimizer, and what the ranks make theirs with, where it is theirs.
 
-    hidden: the model's width, where it is known. muon_lr: --muon-lr. Raises DsrunError where the config's section is
+    hidden: the model's width, where it is known. muon_lr: --muon-lr. own: arguments that stand apart from the config's
+    section (dsrun.options.optimizers.apart). Raises DsrunError where the config's section is
     another's, and this one has no way to do what it says.
     """
     section = config.ds_config.get(SECTION) or {}
@@ -102,7 +118,8 @@ def with_optimizer(
         )
         raise DsrunError(why, where="--muon-lr", hint=hint)
     if made_by_ranks(name):
-        return taken_out(config, name)
+        config, made = taken_out(config, name)
+        return config, {**made, **(own or {})}
     if name == MUON and not of_muon:
         params = section.get("params", {})
         lr = params["lr"]
@@ -111,18 +128,16 @@ def with_optimizer(
         kept = {
             key: params[key] for key in (*ADAM_TAKES, "torch_adam") if key in params
         }  # of the AdamW beside it
-        muon = {"type": "Muon", "params": {**kept, "momentum": 0.95, **matrices}}
+        muon = {"type": "Muon", "params": {**kept, "momentum": 0.95, **matrices, **(own or {})}}
         return replace(config, ds_config={**config.ds_config, SECTION: muon}), {}
+    if own:  # Muon's, in a section that is its own
+        params = {**section.get("params", {}), **own}
+        return replace(config, ds_config={**config.ds_config, SECTION: {**section, "params": params}}), {}
     kind = section.get("type")
     if name == ADAMW and kind is not None and TYPES.get(str(kind).lower()) != ADAMW:
         hint = "Leave the option out, or take a preset with AdamW."
         raise DsrunError(f"the config's optimizer.type is {kind}", where="--optimizer adamw", hint=hint)
     return config, {}
-
-
-def made_by_ranks(name: str) -> bool:
-    """Whether the ranks make it; else DeepSpeed does, from the config's section."""
-    return name in OPTIMIZERS and bool(OPTIMIZERS[name].made_by)
 
 
 def planned(name: str) -> str:
@@ -207,17 +222,19 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
 def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     """Why torch's own AdamW takes the place of DeepSpeed's fused one; empty where it doesn't.
 
-    On a CPU both compute the same, and DeepSpeed's takes a minute to compile. Nothing changes where the config says
-    which it is to be, or what only DeepSpeed's takes.
+    Both compute the same in one kernel, and DeepSpeed's takes a minute to compile, on GPUs with nvcc only. Nothing
+    changes where the config says which it is to be, or what only DeepSpeed's takes.
     """
     from dsrun.cluster import extensions
 
-    if extensions.needed(ds_config) != ["fused_adam"]:
+    if "fused_adam" not in extensions.needed(ds_config):
         return ""
-    if accelerator == "cpu":
-        plain = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
-        return "nothing to compile on a CPU" if plain else ""
-    return extensions.nvcc_fault(os.environ) if accelerator == "cuda" else ""
+    takes_all = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
+    if not takes_all or accelerator not in {"cpu", "cuda"}:
+        return ""
+    # Without ZeRO it gets another wrapper in 16 bits (see `refusals`), whose scaling of fp16's losses is another one.
+    unlike = not zero_stage(ds_config) and tree.get(ds_config, "fp16.enabled") is True
+    return extensions.nvcc_fault(os.environ) if unlike and accelerator == "cuda" else NOTHING_COMPILED
 
 
 def torch_adam(accelerator: str) -> tuple[str, ...]:

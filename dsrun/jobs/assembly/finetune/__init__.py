@@ -42,7 +42,7 @@ from dsrun.jobs.assembly.finetune.tokenizer import choose_tokenizer
 from dsrun.models import resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
-from dsrun.options.layers import Resolved
+from dsrun.options.layers import NOTHING, Resolved
 from dsrun.options.table import TrackerOptions
 
 
@@ -82,7 +82,7 @@ def plan(
     check_model(requested, findings)
     if isinstance(requested, WithModel):
         requested = choose_tokenizer(requested, findings)
-    files = findings.attempt(check_data, requested, findings)
+    requested, files = findings.attempt(check_data, requested, findings) or (requested, None)
     if files:
         readable = not findings.problems
         findings.problems.extend(evaluation.problems(requested, files.evaluation, readable=readable))
@@ -178,6 +178,21 @@ def _downloaded(made: WithConfig[WithDevices], files: Files, findings: Findings)
 
 def _finished(made: WithConfig[WithDevices], files: Files, findings: Findings) -> PlannedJob[Job]:
     """The job. Raises DsrunError with what is wrong with the disk, or with what must be compiled."""
+    job, formats = _job(made, files)
+    if (less := disk_check.fewer(job, made.before.resolved)) is not NOTHING:
+        made = replace(made, before=layered(made.before, less))
+        job, formats = _job(made, files)
+        findings.notes.append(less.note)
+    raise_all(disk_check.check(job))
+    placed = made.before
+    known = version_check.check(job, force=placed.forced)
+    check_operators(job.ds_config, job.accelerator, placed.environ)
+    notes = (*findings.notes, *formats, *known, *map(str, made.config.findings))
+    return PlannedJob(job, notes, placed.resolved)
+
+
+def _job(made: WithConfig[WithDevices], files: Files) -> tuple[Job, list[str]]:
+    """The job as it stands, and notes on the forms of its data."""
     placed, config = made.before, made.config
     model, options = with_corpus(placed.model), placed.options
     data, formats = data_spec(placed, files)
@@ -192,8 +207,4 @@ def _finished(made: WithConfig[WithDevices], files: Files, findings: Findings) -
         parallel=placed.parallel, trackers=select(TrackerOptions, options), fsdp=made.fsdp,
         origins={"config": config.origins, "options": origins},
     )  # fmt: skip
-    raise_all(disk_check.check(job))
-    known = version_check.check(job, force=placed.forced)
-    check_operators(job.ds_config, job.accelerator, placed.environ)
-    notes = (*findings.notes, *formats, *known, *map(str, config.findings))
-    return PlannedJob(job, notes, placed.resolved)
+    return job, formats

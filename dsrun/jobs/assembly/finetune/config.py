@@ -19,25 +19,42 @@ from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
 from dsrun.jobs.assembly import fsdp, plan_target
-from dsrun.jobs.assembly.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
-from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
-from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
+from dsrun.jobs.assembly.checks import (
+    compiling,
+    kernels,
+    memory_check,
+    optimizers,
+    parallelism,
+    precision,
+    techniques,
+)
+from dsrun.jobs.assembly.checks.communication import OVERLAP, rounding_problems, why_overlap
+from dsrun.jobs.assembly.checks.optimizers import NOTHING_COMPILED, TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.finetune import layout
 from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
 from dsrun.jobs.assembly.planning import search
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.models import peft_methods
+from dsrun.models import peft_methods, resolve
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
 from dsrun.options.layers import Layer, Source
-from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import AUTO_LAYOUT, CONFIG, recomputing
+from dsrun.options.optimizers import (
+    ADAMW,
+    FLAGS,
+    PARAMS,
+    apart,
+    argument_problems,
+    given_arguments,
+    texts_for_config,
+)
+from dsrun.options.table import AUTO_LAYOUT, CONFIG, NO_FP8, recomputing
 from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
+from dsrun.words import size_text
 
 
 def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) -> WithConfig[WithDevices]:
@@ -53,10 +70,32 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
     if preset == AUTO or left_to_the_planner(placed):
         placed, preset = _choose(placed, findings)
         placed = layered(placed, *by_preset(preset))
+    placed = _compiled(placed, preset, findings)
     placed, strategy = _divided(placed, preset, findings)
     strategy = replace(strategy, sizes=_sizes(placed, strategy))
     made = checked_config(placed, strategy, findings)
     return fit_memory(made, findings, held_out=held_out) if placed.allocation.known else made
+
+
+def _compiled(placed: WithDevices, preset: str, findings: Findings) -> WithDevices:
+    """Compiled layers, where nobody has said and they were measured to pay on the job's GPUs. Other hosts' compilers
+    are not looked at."""
+    here = placed.allocation.known and placed.launcher == ON_THIS_MACHINE
+    if not here or placed.machine.accelerator != "cuda" or placed.resolved.source("compile") > Source.DERIVED:
+        return placed
+    fsdp_preset = bool(load(preset).fsdp)
+    config = {} if fsdp_preset else unchecked_config(preset, config_options(split(placed), Strategy(preset)))
+    chosen = placed.allocation.devices
+    layer = compiling.measured_default(
+        placed.options, gpu_names={gpu.name for gpu in placed.machine.gpus if gpu.index in chosen}, fsdp=fsdp_preset,
+        ds_config=config, environ=placed.environ,
+    )  # fmt: skip
+    if not layer.values or list(
+        peft_methods.check_experts(placed.peft, compiles=True, stage=0, fsdp=fsdp_preset)
+    ):
+        return placed
+    findings.notes.append(layer.note)
+    return layered(placed, layer)
 
 
 def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
@@ -82,7 +121,7 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     config = unchecked_config(preset, config_options(requested, strategy))
     if requested.options.optimizer == ADAMW and (why := why_torch_adam(config, accelerator)):
         strategy = replace(strategy, overrides=dict.fromkeys(torch_adam(accelerator), why))
-        if accelerator == "cuda":
+        if why != NOTHING_COMPILED:
             findings.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
             )
@@ -186,21 +225,27 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
         findings.problems.extend(check_experts(stage=0, fsdp=True))
         return settled_fsdp(requested, strategy, chosen, findings)
     unchecked = unchecked_config(preset, config_options(requested, strategy))
-    raise_all(untrainable(requested, preset, unchecked))
+    raise_all([*untrainable(requested, preset, unchecked), *argument_problems(options)])
     built = build_config(preset, config_options(requested, strategy))
     own = {
         text.partition("=")[0]: f"{Source.DERIVED.words}: {why}" for text, why in strategy.overrides.items()
     }
+    own |= {f"{PARAMS}{name}": FLAGS[name] for name in given_arguments(options)}
     config = with_sizes(replace(built, origins={**built.origins, **own}), strategy.sizes)
     accelerator, shape = requested.machine.accelerator, requested.shape
     findings.problems.extend(peft_methods.check_device(peft, accelerator, config.ds_config))
+    rounds = rounding_problems(
+        config.ds_config, preset, accelerator=accelerator, hosts=requested.hosts, shape=shape,
+        precision=options.precision, parallel=requested.parallel, overrides=options.overrides,
+    )  # fmt: skip
+    findings.problems.extend(rounds)
     findings.problems.extend(check_experts(stage=zero_stage(config.ds_config), fsdp=False))
     if peft.method in ("lora", "qlora") and names_tensors(peft.lora_target):
         findings.notes.append(EXPERTS_NOTE)
     findings.notes.extend(second_copy_notes(config.ds_config, world_size_of(requested.hosts)))
     raise_all(optimizers.refusals(config.ds_config, accelerator, preset, options.optimizer))
     config, params = optimizers.with_optimizer(
-        config, options.optimizer, shape.hidden if shape else None, options.muon_lr
+        config, options.optimizer, shape.hidden if shape else None, options.muon_lr, apart(options)
     )
     optimizers.check_schedule(config.ds_config, requested.resolved)
     if setup := parallel_setup(requested, preset, unchecked):
@@ -230,11 +275,14 @@ def untrainable(requested: Requested, preset: str, ds_config: Mapping[str, Any])
 
 
 def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
-    """Why --compile can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
+    """Why --compile or --fp8 can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
     setup = parallel_setup(requested, preset, ds_config)
     environ = requested.environ if requested.launcher == ON_THIS_MACHINE else None
     accelerator, stage = requested.machine.accelerator, zero_stage(ds_config)
-    refused = compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ)
+    refused = [
+        *compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ),
+        *precision.fp8_problems(requested.options, fsdp=bool(load(preset).fsdp)),
+    ]
     return [*refused, *(parallelism.refusals(setup) if setup else [])]
 
 
@@ -254,7 +302,7 @@ def parallel_setup(
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
     """FSDP's settings, which take a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
-    refused = fsdp.refusals(chosen, preset, requested.resolved)
+    refused = [*fsdp.refusals(chosen, preset, requested.resolved), *argument_problems(options)]
     raise_all([*refused, *_uncomputable(requested, preset, {})])
     spec = fsdp.spec_of(
         chosen, preset, requested.hosts, batch=(options.micro_batch, options.micro_steps),
@@ -262,7 +310,7 @@ def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings:
     )  # fmt: skip
     if chosen.shard_over == HOST and len(requested.hosts) == 1:
         findings.notes.append(f"preset {preset} on one host has one copy of the model, as fsdp has")
-    params = fsdp.optimizer_params(chosen, options.optimizer)
+    params = {**fsdp.optimizer_params(chosen, options.optimizer), **given_arguments(options)}
     return WithConfig(requested, strategy, BuiltConfig({}, {}, []), params, spec)
 
 
@@ -274,7 +322,7 @@ def config_options(requested: Requested, strategy: Strategy) -> Options:
     return select(
         Options, options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
         largest_parameter=shape.largest if shape else None, own_schedule=options.lr_schedule != CONFIG,
-        group=requested.parallel.group, overrides=(*options.overrides, *strategy.overrides),
+        group=requested.parallel.group, overrides=(*texts_for_config(options), *strategy.overrides),
     )  # fmt: skip
 
 
@@ -302,6 +350,11 @@ def fit_memory(
     request, memory = memory_request(placed), _memory(made)
     if placed.options.compile:
         findings.notes.append(compiling.NOT_MODELLED)
+    elif placed.options.fp8 != NO_FP8:
+        findings.notes.append(precision.UNCOMPILED)
+    devices = kernels.devices_of(placed.machine, placed.allocation.devices, known=placed.allocation.known)
+    if note := kernels.states_note(placed.architecture, devices):
+        findings.notes.append(note)
     if memory is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(placed.machine):
@@ -311,6 +364,10 @@ def fit_memory(
             findings.notes.append(kernels.missing_note(placed.network, None))
         return made
     planned, prediction = memory
+    if copied := planned.host.terms.get("checkpoint_copy"):
+        findings.notes.append(
+            f"--async-save: a checkpoint takes {size_text(round(copied))} of each node's memory while it is written"
+        )
     if placed.kernels.missing:
         findings.notes.append(kernels.missing_note(placed.network, planned.setup))
     if held_out and placed.machine.accelerator == "cuda":
@@ -350,4 +407,6 @@ def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
         nodes=len(placed.hosts), precision=str(options.precision), seq_len=placed.longest_example + options.official,
         micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
         optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
+        async_save=options.async_save,
+        folder=resolve.folder_of(placed.model),
     )  # fmt: skip

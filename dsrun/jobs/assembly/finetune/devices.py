@@ -36,6 +36,7 @@ def choose_kernels(placed: WithDevices, findings: Findings) -> WithDevices:
         options, devices, placed.network, str(options.precision), official=options.official
     )
     findings.problems.extend(tiles.problems(options, placed.network))
+    findings.problems.extend(precision.fp8_device_problems(options.fp8, devices))
     return choose_tiles(replace(placed, kernels=chosen), findings)
 
 

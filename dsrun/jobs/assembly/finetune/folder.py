@@ -17,7 +17,7 @@ from dsrun.jobs.assembly.checks.packages import (
     check_trackers,
 )
 from dsrun.jobs.assembly.finetune.data import Files
-from dsrun.jobs.assembly.finetune.stages import Requested
+from dsrun.jobs.assembly.finetune.stages import Requested, WithModel
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.options.declare import select
 from dsrun.options.layers import Layer, Source
@@ -39,7 +39,7 @@ def check_folder(
     can't be had."""
     options = requested.options
     run_dir = options.output_dir or Path("runs") / run_folder.stamped(
-        f"{Path(requested.name).name}-{Path(preset).stem}"
+        f"{Path(requested.model.name if isinstance(requested, WithModel) else requested.name).name}-{Path(preset).stem}"
     )
     scored = options.generate_rows > 0 and bool(files and files.evaluation)
     findings.problems.extend([*run_folder.check_new(run_dir), *check_packages(scored=scored)])

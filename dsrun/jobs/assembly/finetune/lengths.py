@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dsrun.data.cache import model_dir
-from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting
+from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting, fitting_together
 from dsrun.errors import DsrunError, Findings, collected
 from dsrun.job.job import DataSpec, ModelSpec
 from dsrun.jobs.assembly.finetune.data import Files, data_spec, with_corpus
@@ -15,6 +15,7 @@ from dsrun.jobs.assembly.finetune.stages import WithModel, layered
 from dsrun.models.resolve import positions_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import flag_of
+from dsrun.options.derived import halves
 from dsrun.options.layers import NOTHING, Layer, Source
 
 LENGTHS = ("max_source_length", "max_target_length")
@@ -39,16 +40,19 @@ def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     with collected(findings.problems):
         known = layered(known, _within(known, positions))
         findings.notes.extend(_cut(known, lengths))
-    if folder is None and open_yet:
-        now = f"{known.options.max_source_length} + {known.options.max_target_length}"
-        findings.notes.append(
-            f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
-        )
+    if folder is None:
+        now = _limits(known.options)
+        told = "unless the model's tokenizer, once it is here, says otherwise"
+        if not open_yet:
+            told = "not counted yet, as the model's tokenizer isn't here: longer examples are found before the start"
+        findings.notes.append(f"lengths: {now} tokens, {told}")
     return known
 
 
 def _needed(known: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
     """The lengths that the examples need; where they aren't known, as much as the model has positions for."""
+    if known.options.max_length:
+        return NOTHING
     if lengths:
         fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
         return Layer(Source.DERIVED, fit, "what 99 % of the examples need")
@@ -65,8 +69,11 @@ def _within(known: WithModel, positions: int | None) -> Layer:
     if positions is None or source + target <= positions:
         return NOTHING
     if not known.options.allow_truncation:
-        fault = f"{source} + {target} tokens are more than the model's {positions} positions"
-        raise DsrunError(fault, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
+        fault = f"{_limits(known.options)} tokens are more than the model's {positions} positions"
+        hint = "Lower them, or have them lowered: --allow-truncation."
+        raise DsrunError(fault, where=_flags(known.options), hint=hint)
+    if known.options.max_length:
+        return Layer.settled({"max_length": positions, **halves(positions)}, "the model's positions")
     target = min(target, max(positions // 2, positions - source))
     return Layer.settled(
         dict(zip(LENGTHS, (positions - target, target), strict=True)), "the model's positions"
@@ -78,22 +85,39 @@ def _cut(known: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
     if not lengths:
         return []
     source, target = (getattr(known.options, name) for name in LENGTHS)
-    cut = sum(length.cut(source, target) for length in lengths)
+    together = known.options.max_length is not None
+    cut = sum(length.cut(source, target, shared=together) for length in lengths)
     share, longest = cut / len(lengths), max(length.prompt + length.response for length in lengths)
     says = (
         f"{cut:,} of {len(lengths):,} examples ({share:.1%}) are longer, the longest has {longest:,} tokens"
     )
     if share > MOST_CUT and not known.options.allow_truncation:
-        needed = " ".join(
-            f"{flag_of(FinetuneOptions, name)} {tokens}"
-            for name, tokens in zip(LENGTHS, fitting(lengths, None), strict=True)
+        limits = (
+            {"max_length": fitting_together(lengths)}
+            if together
+            else dict(zip(LENGTHS, fitting(lengths, None), strict=True))
         )
+        needed = " ".join(f"{flag_of(FinetuneOptions, name)} {tokens}" for name, tokens in limits.items())
         fault = f"prompts of {source} tokens and responses of {target}: {says}"
+        if together:
+            fault = f"examples of {known.options.max_length} tokens: {says}"
         hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
-        raise DsrunError(fault, where=FLAGS, hint=hint)
+        raise DsrunError(fault, where=_flags(known.options), hint=hint)
     if cut or known.resolved.source("max_source_length") == Source.DERIVED:
-        return [f"lengths: {source} tokens of a prompt, {target} of a response; {says}"]
+        parts = f"{source} tokens of a prompt, {target} of a response"
+        parts = f"{known.options.max_length} tokens of prompt and response" if together else parts
+        return [f"lengths: {parts}; {says}"]
     return []
+
+
+def _limits(options: FinetuneOptions) -> str:
+    """The limits in tokens, as messages show them."""
+    return str(options.max_length or f"{options.max_source_length} + {options.max_target_length}")
+
+
+def _flags(options: FinetuneOptions) -> str:
+    """The options that the limits are given by."""
+    return flag_of(FinetuneOptions, "max_length") if options.max_length else FLAGS
 
 
 def _tokenizer_folder(model: ModelSpec, data: DataSpec) -> Path | None:

@@ -58,6 +58,7 @@ def of_strategy(environ: Mapping[str, str]) -> Sources:
         _by_shared_examples,
         lambda known: [] if known.options.preset == AUTO else by_preset(known.options.preset),
         derived.by_recipe,  # it refuses what a lab's preset contradicts it in
+        derived.by_max_length,
         derived.by_optimizer,  # which the preset or --set may name
         derived.by_loss,  # which the recipe may name
     )

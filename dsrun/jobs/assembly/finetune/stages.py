@@ -19,6 +19,7 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.assembly.checks import kernels
 from dsrun.jobs.assembly.finetune.precedence import Sources
 from dsrun.models import chatglm, resolve
+from dsrun.models.text_shape import shape_of_model
 from dsrun.options import layers
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import select
@@ -26,7 +27,7 @@ from dsrun.options.layers import Layer, Resolved
 from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.planner.buckets import Size
 from dsrun.planner.model_config import UnknownShapeError
-from dsrun.planner.shape import Shape, from_config
+from dsrun.planner.shape import Shape
 
 S = TypeVar("S", bound="Requested")
 
@@ -85,7 +86,7 @@ class Requested:
     @property
     def longest_example(self) -> int:
         """Tokens, at most."""
-        return self.options.max_source_length + self.options.max_target_length
+        return self.options.longest_example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class WithModel(Requested):
     @property
     def shape(self) -> Shape | None:
         try:
-            return from_config(self.architecture, self.model.name)
+            return shape_of_model(self.model)
         except UnknownShapeError:
             return None
 

@@ -10,8 +10,9 @@ from dsrun.jobs.assembly.plan_target import USUAL_GPU, PlanTarget
 from dsrun.jobs.assembly.planning.search import RankedPlans
 from dsrun.jobs.assembly.planning.setups import FREES_INPUTS
 from dsrun.jobs.assembly.planning.subjects import PlanSubject
+from dsrun.planner import accuracy
 from dsrun.planner.plan import Plan
-from dsrun.planner.speed import slow_network
+from dsrun.planner.speed import UNCERTAIN, slow_network
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -55,9 +56,33 @@ def notes(what: PlanSubject, where: PlanTarget, ranked: RankedPlans) -> list[str
         newer = ".".join(map(str, FREES_INPUTS))
         lines.append(f"The bitsandbytes here keeps the inputs of 4-bit matrices; {newer} and later don't.")
     if ranked.plans:
-        seconds = f"a factor of {ranked.plans[0].speed.uncertain:g}"
-        lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")
+        lines.append(_errors(ranked.plans[0], where))
     return lines
+
+
+def _errors(plan: Plan, where: PlanTarget) -> str:
+    """How far plans of this kind were off published runs, or that no such run is known."""
+    kind, pace = accuracy.memory_class(plan.setup), accuracy.seconds_class(plan.setup)
+    memory, seconds = accuracy.known("memory", kind), accuracy.known("seconds", pace)
+    if where.room.accelerator == "cpu":
+        memory, kind = None, "CPU ranks"
+    if memory is None:
+        of_memory = f"Memory: no published runs of {kind} stand behind it"
+    else:
+        of_memory = f"Memory: half of {memory.runs} published runs ({kind}) lie within {memory.median:.0%}, "
+        of_memory += f"nine of ten within {memory.p90:.0%}"
+    if plan.speed.uncertain != UNCERTAIN:
+        of_seconds = f"seconds: within a factor of {plan.speed.uncertain:g}, as measured here"
+    elif seconds is None or where.room.accelerator == "cpu":
+        of_seconds = (
+            f"seconds: no published runs of {pace} stand behind them, a factor of {UNCERTAIN:g} at least"
+        )
+    else:
+        of_seconds = (
+            f"seconds: half of {seconds.runs} ({pace}) within a factor of {seconds.median:.2g}, nine of ten "
+        )
+        of_seconds += f"within {seconds.p90:.2g}"
+    return f"{of_memory}; {of_seconds}. The order of presets is surer.".replace("%", " %")
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,28 @@ def answer(
     return RankedPlans(plans, skipped, advice)
 
 
+def runnable(plan: Plan) -> bool:
+    """Whether `dsrun finetune` trains like that: it doesn't shard 4-bit weights."""
+    return not (plan.setup.quantized and plan.setup.sharded)
+
+
+def runnable_first(ranked: RankedPlans) -> RankedPlans:
+    """The plans that fit and that finetune runs before those that fit and that it doesn't. The first of each is the one
+    to take (`settled`): of those that tie, the surer and simpler."""
+    fitting = [plan for plan in ranked.plans if plan.verdict != OUT]
+    others = [plan for plan in ranked.plans if plan.verdict == OUT]
+    able = [plan for plan in fitting if runnable(plan)]
+    unable = [plan for plan in fitting if not runnable(plan)]
+    return replace(ranked, plans=[*_settled_first(able), *_settled_first(unable), *others])
+
+
+def _settled_first(plans: Sequence[Plan]) -> list[Plan]:
+    if not plans:
+        return []
+    first = settled(plans)
+    return [first, *(plan for plan in plans if plan is not first)]
+
+
 def batches(
     resolved: Resolved[PlanOptions], ranks: int
 ) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
@@ -95,7 +117,7 @@ def batches(
     notes: list[str] = []
     options = resolved.options
     if tokens := options.tokens_per_batch:
-        longest = options.max_source_length + options.max_target_length
+        longest = options.longest_example
         resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
         sizes = range(resolved.options.micro_batch, 0, -1)
         return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes

@@ -15,7 +15,7 @@ from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.models.liger import CHUNK_TOKENS
 from dsrun.options.commands import PlanOptions
 from dsrun.options.optimizers import ADAMW, MUON
-from dsrun.options.table import PeftOptions
+from dsrun.options.table import NO_FP8, PeftOptions
 from dsrun.planner import lora
 from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
@@ -30,6 +30,7 @@ FREES_INPUTS = (0, 43, 2)
 """The bitsandbytes whose 4-bit matrices no longer keep their inputs (bitsandbytes#1270)."""
 NOWHERE = "/nvme"
 """The folder that stands in a config which is only planned with."""
+NO_4_BIT_SHARDS = "finetune doesn't train 4-bit weights that ranks share (ZeRO-3, FSDP)"
 Divided = tuple[dict[str, dict[str, Any]], dict[str, str]]
 """Preset -> what its ds_config gives a Setup; and preset -> why it was left out."""
 
@@ -59,8 +60,10 @@ def base_setup(
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
+        fp8=options.fp8 if options.compile and options.fp8 != NO_FP8 else "",
         checkpointing=options.recomputed,
         activations_device="cpu" if options.offloads_activations else "gpu",
+        async_save=options.async_save,
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
@@ -117,13 +120,21 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
 
 def seq_len_of(options: PlanOptions) -> int:
     """Tokens of the longest example."""
-    return options.seq_len or options.max_source_length + options.max_target_length
+    return options.seq_len or options.longest_example
 
 
 def preset_fields(
-    names: Iterable[str], room: MemoryBudget, base: Setup, *, overrides: tuple[str, ...] = ()
+    names: Iterable[str],
+    room: MemoryBudget,
+    base: Setup,
+    *,
+    overrides: tuple[str, ...] = (),
+    shards_4_bits: bool = False,
 ) -> Divided:
-    """Fields of a Setup from each preset's finished ds_config, the least divided first; presets left out, and why."""
+    """Fields of a Setup from each preset's finished ds_config, the least divided first; presets left out, and why.
+
+    shards_4_bits: also those whose ranks share 4-bit weights, which other trainers do and dsrun's doesn't.
+    """
     fields: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     options = Options(
@@ -144,8 +155,8 @@ def preset_fields(
             continue
         if "nvme" in (division["optimizer_device"], division["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and not base.changed(**division).takes_4_bits:
-            skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
+        elif base.quantized and not shards_4_bits and base.changed(**division).sharded:
+            skipped[name] = NO_4_BIT_SHARDS
         else:
             fields[name] = division
     return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
@@ -187,7 +198,7 @@ def default_precision(where: PlanTarget) -> str:
 
 def all_presets(nodes: int = 1) -> list[str]:
     """The name of every preset that is chosen from where none is named: DeepSpeed's, without options of their own,
-    which are tried with all.
+    which are tried with all; none that rounds what ranks send one another.
 
     Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured. On one host those
     are left out that differ from another one on several.
@@ -196,7 +207,7 @@ def all_presets(nodes: int = 1) -> list[str]:
     return [
         name
         for name, preset in presets.items()
-        if not preset.fsdp and not preset.defaults and (nodes > 1 or not preset.for_hosts)
+        if not (preset.fsdp or preset.defaults or preset.rounds) and (nodes > 1 or not preset.for_hosts)
     ]
 
 

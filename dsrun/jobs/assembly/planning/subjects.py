@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models import model_files, resolve, trainable
+from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
-from dsrun.planner.shape import Shape, from_config, from_numbers
+from dsrun.planner.model_config import UnknownShapeError
+from dsrun.planner.shape import Shape, described, from_numbers
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -65,12 +67,31 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
         shape, _ = shapes.shape(model, None)
         return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
     if named:
-        shape = from_config(config, where, named.parameters)
+        shape = shape_of(config, where, named.parameters)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    return PlanSubject(name, from_config(config, where), {}, folder, config)
+    shape = _shape(config, where, folder=folder, traced=bool(options and options.trace))
+    return PlanSubject(name, shape, {}, folder, config)
+
+
+def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced: bool) -> Shape:
+    """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
+
+    Raises DsrunError where neither knows it.
+    """
+    try:
+        return shape_of(config, where, folder=folder)
+    except UnknownShapeError as unknown:
+        if not traced or not config.get("model_type"):
+            raise
+        from dsrun.jobs.assembly.planning import recordings
+
+        try:
+            return described(recordings.described(config), str(config["model_type"]))
+        except DsrunError as error:
+            raise DsrunError([*unknown.problems, *error.problems]) from unknown
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
@@ -86,13 +107,17 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     Raises DsrunError where there is no tokenizer, or no example.
     """
     from dsrun.data.conversations import columns_of
-    from dsrun.data.data_file import check_data_file
+    from dsrun.data.data_file import check_data_file, roles_in
     from dsrun.data.hub_data import local_file
     from dsrun.data.sequence_lengths import example_lengths, fitting, measure
     from dsrun.job.job import DataSpec
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
-    raise_all(check_data_file(path, columns_of(options), options.data_format))
+    columns = columns_of(options)
+    if (roles := roles_in(path, columns, options.data_format)) and roles.prompt and roles.response:
+        options = replace(options, prompt_column=roles.prompt, response_column=roles.response)
+        columns = columns_of(options)
+    raise_all(check_data_file(path, columns, options.data_format))
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
     folder = _tokenizer_folder(what, options)
     examples = example_lengths(data, folder)

@@ -151,7 +151,7 @@ def setting(
         nodes=len(placed.hosts),
         device=placed.accelerator,
         bf16=all(gpu.compute_capability >= (8, 0) for gpu in gpus) if gpus else None,
-        fp16=placed.machine.takes_fp16 if gpus else None,
+        fp16=placed.machine.takes_fp16 if gpus else True,  # a CPU is asked itself (checks.precision)
         gpu_memory_gib=min(gpu.memory_bytes for gpu in gpus) / 2**30 if gpus else None,
     )
 

@@ -32,6 +32,7 @@ PREFIXES = tuple(
         r"(?: {1,2}(?=\d:)| (?=\d\d:))?(?P<task>\d{1,5}): (?=\s{0,12}\S)",
         r"\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]\s?",
         r"(?:stderr|stdout|err|out)\s?[:|]\s",
+        r"(?P<lower>warning): (?=\S)",
         r"\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:\|[\w./-]{1,80}:\d{1,6})?\]?[:,]?\s{1,8}"
         r"(?!in\b)",
         # logging's own default; torch warns in it of what ends a job.
@@ -155,7 +156,7 @@ def _is_prefix(hit: re.Match[str]) -> bool:
 def _level(fields: dict[str, str]) -> str:
     letter = (fields.get("glog") or fields.get("letter") or "")[:1]
     by_letter = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
-    level = fields.get("level") or fields.get("logged") or by_letter
+    level = fields.get("level") or fields.get("lower", "").upper() or fields.get("logged") or by_letter
     return {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}.get(level, level)
 
 

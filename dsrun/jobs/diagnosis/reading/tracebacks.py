@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
+from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
 RICH_FRAME = re.compile(r"^(?P<file>/[^:\n]{1,500}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})")
 NOTEBOOK_FRAME = re.compile(
-    r"^(?:File )?(?P<file>[~/][^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in (?P<name>\w{1,100})(?:\(|$)"
+    r"^(?:File )?(?P<file>(?:[~/]|[A-Za-z]:[\\/])[^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in "
+    r"(?P<name>[\w.<>]{1,200})(?:\(|$)"
 )
 CELL_FRAME = re.compile(
     r"^(?P<file>Cell In ?\[\d{1,6}\]|<ipython-input-[\w-]{1,60}>)(?:,? line (?P<line>\d{1,9})| in (?P<name>\S{1,200}))"
@@ -34,6 +37,10 @@ ANY_TYPE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60})(?:: (?P<message>[^\n]{0,4000}))?$"
 )
 """The last line of a traceback with frames, where the type may have any name."""
+DOTTED_TYPE = re.compile(
+    r"^(?P<type>[a-z_]\w{0,60}\.(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{0,60}): (?P<message>[^\n]{1,4000})$"
+)
+"""An exception whose type is written with two modules or more, whatever its name ends in."""
 INSIDE = re.compile(
     r"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))"
     r"(?:: (?P<message>[^\n]{4,4000})|\((?P<quote>['\"])(?P<quoted>[^\n]{4,2000}?)(?P=quote),?\))"
@@ -55,23 +62,43 @@ OTHERS = re.compile(
     r"|^(?:\(raylet\)|[=*-]{8,400}$)"
 )
 """Lines of other programs, which may stand right below an exception."""
+WRAPPER = re.compile(r"^Caught \w{1,80} in \w{1,40}")
+"""Message of an exception that torch raises again, as a DataLoader's worker or a replica had it."""
+OF_LANGUAGE = frozenset(
+    {"KeyError", "IndexError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ZeroDivisionError",
+     "ModuleAttributeError"}
+)  # fmt: skip
+"""Types that Python itself raises at an expression: what they mean depends on whose expression it is."""
+CARRIERS = frozenset(
+    {
+        "requests",
+        "urllib3",
+        "httpx",
+        "httpcore",
+        "aiohttp",
+        "tenacity",
+        "fsspec",
+        "s3fs",
+        "botocore",
+        "boto3",
+        "anyio",
+    }
+)
+"""Packages that carry out what others ask: their failures are of what was asked for."""
+ASKERS = (owners.TRAINER, owners.LIBRARY)
+OF_NO_LIBRARY = re.compile(
+    r"^(?:['\"][^'\"\n]{0,80}['\"]|-?\d{1,12}|\([^\n]{0,80}\))\s*$"
+    r"|^'(?:NoneType|list|dict|str|int|float|tuple|set|bool|bytes|function|method|generator|range|zip|map)' object "
+    r"|name '\w{1,80}' is not defined|^(?:cannot access )?local variable|index out of range$|^unsupported operand"
+    r"|not supported between instances of|^(?:\w{1,30} )?division"
+)
+"""Messages that Python writes about a value of its own types, a key or a name, and about no library's object."""
 MOST_CODE = 200
 """Longest line of code that is kept, in characters."""
+LINES_OF_OTHERS = 12
+"""Lines of other ranks that may stand between a frame and its code."""
 MESSAGE_LINES = 8
 """Lines of an exception's message that are read."""
-LIBRARIES = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<(?!ipython)|/lib64/python|\\site-packages\\|\\[Ll]ib\\\w{1,40}\.py$"
-)
-"""Files of installed packages and of Python itself; on Windows Python's own are in Lib."""
-PROGRAMS = re.compile(
-    r"/transformers_modules/|/src/(?:transformers|peft|accelerate|datasets|trl|llamafactory|llmtuner|axolotl|torchtitan)/"
-    r"|/deepspeed/(?:runtime|launcher|ops|utils|inference|comm|module_inject|moe|sequence|checkpoint|compile)/"
-    r"|/megatron/(?:core|training|legacy|model|data|bridge)/|/swift/(?:llm|trainers?|tuners|utils|megatron|template)/"
-    r"|/(?:llamafactory|llmtuner|axolotl|fastchat|openrlhf|verl|colossalai|lmflow|xtuner|mmengine|pytorch_lightning)/"
-    r"|/(?:trl/trainer|lightning/pytorch|nemo/(?:core|collections|lightning)|library/train_util\.py)"
-)
-"""Files of trainers and models that people run from a clone: not the user's own script, either."""
-PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w{1,60})")
 
 
 class Frame(NamedTuple):
@@ -84,9 +111,19 @@ class Frame(NamedTuple):
     """The line of code, where the log shows it."""
 
     @property
+    def owner(self) -> str:
+        """Whose code it is in: one of OWNERS."""
+        return owners.owner(self.file)[0]
+
+    @property
+    def package(self) -> str:
+        """The package that it is in; empty for the user's own code and Python's own."""
+        return owners.owner(self.file)[1]
+
+    @property
     def is_library(self) -> bool:
         """Whether it lies in an installed package, in Python's own, or in a trainer's own code."""
-        return bool(LIBRARIES.search(self.file) or PROGRAMS.search(self.file))
+        return self.owner != owners.USER
 
 
 @dataclass
@@ -108,6 +145,8 @@ class RaisedException:
     """Whether it was ignored: nothing in it is why a job died."""
     in_chain: bool = False
     """Whether an earlier exception of the same chain precedes it."""
+    chain_frames: Sequence[Frame] = ()
+    """Frames of the others of its chain, or of the same exception in another rank."""
 
     @property
     def name(self) -> str:
@@ -121,14 +160,77 @@ class RaisedException:
 
     @property
     def user_frame(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
-        return next((frame for frame in reversed(self.frames) if not frame.is_library), None)
+        """The innermost frame of the user's own code; of a chain, where this exception has none, that of another."""
+        frames = [*self.chain_frames, *self.frames]
+        return next((frame for frame in reversed(frames) if frame.owner == owners.USER), None)
+
+    @property
+    def raiser(self) -> Frame | None:
+        """The innermost frame that is Python: where it was raised, or what called the compiled code that did."""
+        return next((frame for frame in reversed(self.frames) if frame.owner != owners.COMPILED), None)
+
+    @property
+    def owner(self) -> str:
+        """Whose code raised it; empty where no frame tells."""
+        return self.raiser.owner if self.raiser else ""
 
     @property
     def package(self) -> str:
-        """The installed package that raised it; empty for the user's own code, or where no frame tells."""
-        match = PACKAGE.search(self.frames[-1].file) if self.frames else None
-        return match[1] if match else ""
+        """The package that raised it; empty for the user's own code, or where no frame tells."""
+        return self.frames[-1].package if self.frames else ""
+
+    @property
+    def asker(self) -> Frame | None:
+        """The innermost frame of whoever asked for a transfer or a call, where packages raised it that only carry it
+        out; None where nobody but these is in it."""
+        if self.package not in CARRIERS:
+            return None
+        named = (
+            frame
+            for frame in reversed(self.frames)
+            if frame.package not in CARRIERS and frame.owner in ASKERS
+        )
+        return next(named, None)
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether it only passes on one of another process, whose traceback follows in its message."""
+        return bool(WRAPPER.match(self.message))
+
+    @property
+    def is_of_language(self) -> bool:
+        """Whether Python itself raised it at an expression, and no `raise` in the code of whoever owns the frame."""
+        raised = self.raiser is not None and CODE.match(self.raiser.code)
+        return self.name in OF_LANGUAGE and not raised
+
+    @property
+    def is_users_own(self) -> bool:
+        """Whether it is Python's word on the user's own expression, without a library's object in it."""
+        return (
+            self.is_of_language
+            and self.owner == owners.USER
+            and bool(OF_NO_LIBRARY.search(self.message.partition("\n")[0]))
+        )
+
+
+def is_code(place: int, lines: Sequence[PeeledLine]) -> bool:
+    """Whether a line is source code in a traceback, by what it is or by the frame above it: it quotes a message, and
+    nothing is raised by it. place: its index in the lines."""
+    line = lines[place]
+    text = line.text.strip()
+    if CODE.match(line.text):
+        return True
+    above = next(
+        (
+            other.text.strip()
+            for other in reversed(lines[max(0, place - LINES_OF_OTHERS) : place])
+            if (other.source, other.rank, other.host) == (line.source, line.rank, line.host)
+            and other.text.strip()
+        ),
+        "",
+    )
+    raised = EXCEPTION.match(text) or ANY_TYPE.match(text)
+    return _frame(above) is not None and not raised and _frame(text) is None
 
 
 class _Open:
@@ -153,8 +255,52 @@ def streams(lines: Iterable[PeeledLine]) -> Iterator[tuple[object, list[PeeledLi
 
 def exceptions(lines: Sequence[PeeledLine]) -> list[RaisedException]:
     """Every exception in some logs, in the order of their lines."""
-    raised = [exception for _, rank_lines in streams(lines) for exception in _of_stream(rank_lines)]
+    raised = []
+    for _, rank_lines in streams(lines):
+        of_rank = list(_of_stream(rank_lines))
+        _share_frames(of_rank)
+        raised += of_rank
+    _borrow_frames(raised)
     return sorted(raised, key=lambda exception: (exception.line.source, exception.line.number))
+
+
+def _share_frames(raised: Sequence[RaisedException]) -> None:
+    """Give each exception of a chain the frames of the others: the user's own may stand with only one of them."""
+    for first, second in pairwise(raised):
+        if second.in_chain or first.is_wrapped:
+            frames = [*first.chain_frames, *first.frames]
+            second.chain_frames = frames
+    for second, first in pairwise(reversed(raised)):
+        if (second.in_chain or first.is_wrapped) and not first.user_frame:
+            first.chain_frames = [*second.chain_frames, *second.frames]
+
+
+def _borrow_frames(raised: Sequence[RaisedException]) -> None:
+    """Give an exception without frames those of the same one in another rank, where lines of both are mixed."""
+    with_frames = {(other.type, other.message): other for other in reversed(raised) if other.frames}
+    for exception in raised:
+        if (
+            not exception.frames
+            and not exception.chain_frames
+            and (other := with_frames.get((exception.type, exception.message)))
+        ):
+            exception.frames = other.frames
+
+
+def chain_of(exception: RaisedException, raised: Sequence[RaisedException]) -> list[RaisedException]:
+    """The exceptions of one chain, oldest first, with the one that is given."""
+    first = exception.line
+    stream = [
+        one
+        for one in raised
+        if (one.line.source, one.line.rank, one.line.host) == (first.source, first.rank, first.host)
+    ]
+    start = end = next((number for number, one in enumerate(stream) if one is exception), 0)
+    while start and stream[start].in_chain:
+        start -= 1
+    while end + 1 < len(stream) and stream[end + 1].in_chain:
+        end += 1
+    return stream[start : end + 1]
 
 
 def exceptions_inside(lines: Sequence[PeeledLine]) -> list[RaisedException]:
@@ -203,7 +349,7 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
         elif now.last and _is_anothers(line, now.last):
             now.until = 0
-        elif now.last and line.number <= now.until and text and not now.frames:
+        elif now.last and line.number <= now.until and text and not now.frames and not CODE.match(line.text):
             now.last.message += f"\n{text}"
             now.last.last = line.number
     if now.announced:
@@ -227,4 +373,5 @@ def _frame(text: str) -> Frame | None:
 def _exception(text: str, now: _Open) -> re.Match[str] | None:
     if not text or text[0] not in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_":
         return None
-    return EXCEPTION.match(text) or (ANY_TYPE.match(text) if len(now.frames) > 1 else None)
+    ends = len(now.frames) > 1 or bool(now.frames and now.frames[-1].code)
+    return EXCEPTION.match(text) or DOTTED_TYPE.match(text) or (ANY_TYPE.match(text) if ends else None)

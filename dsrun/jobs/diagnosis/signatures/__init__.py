@@ -17,7 +17,8 @@ from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
 from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow
-from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
+from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, FRAME
+from dsrun.jobs.diagnosis.signatures import alternatives
 from dsrun.jobs.diagnosis.signatures.literals import needed
 
 FOLDER = Path(__file__).parent
@@ -45,7 +46,8 @@ class FailureSignature:
     """Its class of failures: "cause" in --json."""
     kind: str = ROOT
     pattern: str
-    """A regular expression, searched in one line; `means` and `next` have its named groups' values in braces."""
+    """A regular expression, searched in one line; `means` and `next` have its named groups' values in braces,
+    and as {caller} the package whose code raised it, where a frame tells."""
     means: str
     """The headline: the cause in a sentence."""
     means_zh: str = ""
@@ -73,6 +75,9 @@ class FailureSignature:
     """Whether a rank that prints it only waited for another one."""
     names_rank: bool = False
     """Whether its line is of the rank to blame, whoever else shows the same failure."""
+    own_code: bool = False
+    """Whether it holds for an exception of Python's at an expression of the user's own code, too: by default such an
+    exception says nothing of a library."""
     of_job: bool = False
     """Whether it ends the job as a whole, so that no rank was first."""
     over: tuple[str, ...] = ()
@@ -83,6 +88,8 @@ class FailureSignature:
     """Where the text or the behaviour comes from."""
     examples: tuple[str, ...]
     """Logs in which it is found."""
+    near_misses: tuple[str, ...] = ()
+    """Logs like the examples that mean something else: it is not found in them."""
 
     @property
     def compiled(self) -> re.Pattern[str]:
@@ -93,6 +100,16 @@ class FailureSignature:
     def versions_in_words(self) -> str:
         """The releases of its combinations."""
         return "; ".join(versions.combinations()[name].in_words for name in self.versions)
+
+    def is_shown_by_example(self, line: str) -> bool:
+        """Whether the alternative of the pattern that is in a line is in an example, too."""
+        return any(one.search(line) for one in alternatives.shown(self.pattern, self.examples))
+
+    @cached_property
+    def reads_code(self) -> bool:
+        """Whether its own examples show it in a traceback's frame or source code: else it is no failure there."""
+        lines = (line for example in self.examples for line in example.split("\n"))
+        return any(self.compiled.search(line) and (CODE.match(line) or FRAME.search(line)) for line in lines)
 
     def searched(self, name: str) -> re.Pattern[str] | None:
         """The compiled pattern of `above` or `anywhere`; None where there is none."""
@@ -193,6 +210,7 @@ class SignatureIndex:
     """Signatures by the texts that their patterns can't match without, so that few are tried on a line."""
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
+        self.all = tuple(signatures.values())
         self._messages = tuple(signature for signature in signatures.values() if signature.kind == MESSAGE)
         """Tried on exceptions only, of which there are few."""
         self._signatures = tuple(signature for signature in signatures.values() if signature.kind != MESSAGE)

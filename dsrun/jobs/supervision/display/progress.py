@@ -20,7 +20,7 @@ SPEED_WINDOW = 20
 BAR, SHORT_BAR = 16, 8
 MARGIN = 4
 """Columns that the moving line leaves free: a ^C that the terminal shows there must not break it into two."""
-RECURRING = {"training", "evaluating", "writing a checkpoint"}
+RECURRING = {"training", "evaluating", "copying a checkpoint", "writing a checkpoint"}
 """Phases that come again and again; a moving line shows them, a log has the lines that they lead to."""
 
 

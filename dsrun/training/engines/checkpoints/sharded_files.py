@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +26,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 from dsrun.training import pickles
+from dsrun.training.barrier import from_all_ranks
+from dsrun.training.engines.checkpoints.host_copies import tensor_copy
 from dsrun.training.engines.checkpoints.saved import LazyWeights
 
 MODEL, OPTIMIZER, STEP = "model.", "optimizer.", "step"
@@ -114,6 +117,62 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder))
     except CheckpointException as error:
         raise _first(error) from error
+
+
+class CapturedRows:
+    """The rows of a checkpoint that this rank writes, as they were when it was taken (host_copies.Capture).
+
+    torch's own async_save exchanges between ranks in its thread, for which it needs a second process group beside the
+    training's. Here a thread writes, and no more: what the ranks have to agree on comes before it and after it, with
+    the calls of torch's own `save` (state_dict_saver.py: _save_state_dict).
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Divide the work and copy this rank's part of it. Every rank makes the same call."""
+        first = dist.get_rank() == 0
+        self._writer, self._planner = dcp.FileSystemWriter(folder), _CapturedPlanner()
+        self._planner.set_up_planner(
+            dict(tensors), storage_meta=self._writer.storage_meta(), is_coordinator=first
+        )
+        self._writer.set_up_storage_writer(first)
+        plans = from_all_ranks(self._writer.prepare_local_plan(self._planner.create_local_plan()))
+        self._metadata: Any = None
+        if first:
+            plans, self._metadata = self._planner.create_global_plan(plans)
+            plans = self._writer.prepare_global_plan(plans)
+        dist.broadcast_object_list(plans)
+        self._plan: Any = self._planner.finish_plan(plans[dist.get_rank()])
+        self._planner.capture(self._plan)
+        self._results: Any = None
+
+    def write(self) -> None:
+        """See Capture."""
+        self._results = self._writer.write_data(self._plan, self._planner).value()
+        self._planner.captured.clear()
+
+    def close(self) -> None:
+        """See Capture: the metadata, which say where in which rank's file a tensor lies."""
+        results = from_all_ranks(self._results)
+        if dist.get_rank() == 0:
+            self._writer.finish(self._metadata, results)
+
+
+class _CapturedPlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    """torch's planner, which gives copies in place of the tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: dict[Any, Any] = {}
+
+    def capture(self, plan: Any) -> None:
+        """Copy what a rank writes."""
+        for item in plan.items:
+            self.captured[item.index] = tensor_copy(super().resolve_data(item))
+        self.state_dict: Any = {}  # the tensors themselves are not needed any more
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """See SavePlanner."""
+        return self.captured[write_item.index]
 
 
 def _read(tensors: dict[str, torch.Tensor], *, no_dist: bool, **options: Any) -> None:

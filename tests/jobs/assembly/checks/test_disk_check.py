@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from dsrun.job.job import ModelSpec
 from dsrun.jobs.assembly.checks import disk_check
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.layers import Resolved
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -70,6 +73,59 @@ def test_it_fits_or_not(job, room):
         "--keep 1 needs 81.1 MiB, --save-steps 40 --no-last-checkpoint writes no checkpoint and needs 9.0 MiB, "
         "or choose an --output-dir on a larger disk."
     )
+
+
+def resolved(**given):
+    return Resolved.by_user(FinetuneOptions, given)
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "values"),
+    [
+        (3 * CHECKPOINT + MODEL, {}, {}),
+        (3 * CHECKPOINT + MODEL - 1, {}, {"keep_checkpoints": 1}),
+        (2 * CHECKPOINT + MODEL - 1, {}, {"save_steps": 40, "last_checkpoint": False}),
+        (MODEL, {}, {"save_steps": 40, "last_checkpoint": False}),
+        (MODEL, {"keep_checkpoints": 1}, {}),  # one is asked for
+        (MODEL - 1, {}, {}),  # nothing helps
+        (3 * CHECKPOINT, {"keep_checkpoints": 2}, {}),  # asked for
+        (CHECKPOINT, {"save_steps": 10}, {}),
+        (CHECKPOINT, {"last_checkpoint": True}, {}),
+        (3 * CHECKPOINT, {"save_steps": 10}, {"keep_checkpoints": 1}),
+        (CHECKPOINT, {"max_restarts": 2}, {}),  # it is to go on from one
+        (3 * CHECKPOINT, {"max_restarts": 2}, {"keep_checkpoints": 1}),
+        (CHECKPOINT, {"save_on_stop": 5}, {}),
+    ],
+)
+def test_fewer_checkpoints_where_the_disk_is_short(job, room, free, given, values):
+    """Nobody asked for the number: the run starts with fewer, or with the model alone, and says so."""
+    room(free)
+    layer = disk_check.fewer(job, resolved(**given))
+    assert dict(layer.values) == values
+    if values:
+        assert disk_check.check(trained(job, **values)) == []
+    if values.get("save_steps"):
+        assert "no checkpoint is written, only the model: if the run dies, it begins anew" in layer.note
+        assert "3 checkpoints of 36.0 MiB" in layer.note
+
+
+def test_a_small_disk(make_job, job, tmp_path):
+    """A file system of 60 MB: the model and one checkpoint of 36 MiB fit, and not two of them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=60000000", "tmpfs", disk], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode()}")
+    try:
+        job = replace(job, run_dir=str(disk / "run"))
+        assert disk_check.check(job)
+        layer = disk_check.fewer(job, resolved())
+        assert dict(layer.values) == {"save_steps": 40, "last_checkpoint": False}
+        assert disk_check.check(trained(job, **layer.values)) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_only_what_helps_is_advised(job, room):

@@ -7,7 +7,7 @@ import pytest
 from dsrun import packages
 from dsrun.config.presets.options import Options
 from dsrun.config.presets.sources import draft
-from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
+from dsrun.jobs.assembly.checks.communication import OVERLAP, why_overlap
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, progress
-from dsrun.jobs.diagnosis.exception_types import TypeMeaning
+from dsrun.jobs.diagnosis.exceptions import exception_types
+from dsrun.jobs.diagnosis.exceptions.exception_types import TypeMeaning
+from dsrun.jobs.diagnosis.progress import Steps
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException
 from dsrun.jobs.diagnosis.signatures import CONFIDENCES, FailureSignature, SignatureIndex
@@ -51,9 +52,11 @@ class Explanation(NamedTuple):
         return self.meaning or self.signature
 
 
-def first_of(unknown: Sequence[RaisedException], lines: Sequence[PeeledLine]) -> RaisedException:
+def first_of(unknown: Sequence[RaisedException], steps: Steps) -> RaisedException:
     """The first exception after which its rank didn't go on; the next one where it is a library's probe in a chain."""
-    fatal = [other for other in unknown if not progress.went_on(other.line, lines)] or unknown
+    fatal = [other for other in unknown if not steps.follow(other.line)] or list(unknown)
+    # What another process raised stands below the exception that passes it on.
+    fatal = [other for other in fatal if not other.is_wrapped] or fatal
     first, *later = fatal
     following = next((other for other in later if other.line.source == first.line.source), None)
     if first.name in exception_types.PROBES and following and following.in_chain:

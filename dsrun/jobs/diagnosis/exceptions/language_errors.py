@@ -1,0 +1,204 @@
+"""What Python's own exceptions mean, by the code at which they were raised and by whose code that is.
+
+"Correct the script at that line" is said of the user's own code alone: in a trainer's or a library's, the same
+exception is a value that it doesn't expect, or a fault of that release.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dsrun.host.hiding import without_secrets
+from dsrun.jobs.diagnosis.exceptions import api_history
+from dsrun.jobs.diagnosis.reading import owners
+from dsrun.jobs.diagnosis.reading.tracebacks import Frame, RaisedException
+
+NONE_ATTRIBUTE = re.compile(r"^'NoneType' object has no attribute '(?P<name>\w{1,80})'")
+NOT_SUCH = re.compile(r"^'(?P<class>\w{1,80})' object is not (?P<how>subscriptable|iterable|callable)")
+ATTRIBUTE = re.compile(
+    r"^(?:type object )?'(?P<class>[\w.]{1,120})'(?: object)? has no attribute '(?P<name>\w{1,80})'"
+)
+UNDEFINED = re.compile(r"name '(?P<name>\w{1,80})' is not defined")
+UNBOUND = re.compile(
+    r"local variable '(?P<name>\w{1,80})' (?:referenced before|where it is not)|cannot access (?:local|free) variable "
+    r"'(?P<new>\w{1,80})'"
+)
+PLAIN_KEY = re.compile(r"^(?:['\"](?P<name>[^'\"\n]{0,80})['\"]|-?\d{1,12}|\([^\n]{0,80}\))\s*$")
+"""The message of a KeyError that is the key itself; a longer text is a library's own message."""
+DATA_FILE = re.compile(r"(?i)data|preprocess|collat|template|conversation|token|sample|example")
+"""Names of files and functions that read training data."""
+RECEIVER = r"(?P<what>[A-Za-z_][\w.]{0,80}(?:\[[^\]\n]{0,40}\]|\(\)){0,2})"
+LOSS = re.compile(r"(?:^|_|\.|\b)loss\w{0,10}$")
+
+
+class Told(NamedTuple):
+    """An exception of Python's in words: what it is, and what to do; English and Chinese."""
+
+    means: str
+    next: str
+    means_zh: str
+    next_zh: str
+    cause: str = ""
+    """The class of failures; empty for that of the exception's type."""
+
+
+def told(raised: RaisedException) -> Told | None:
+    """An exception that Python raised at an expression, in words; None for others, and where no frame tells whose it
+    is."""
+    frame = raised.raiser
+    if frame is None or not raised.is_of_language:
+        return None
+    if frame.owner == owners.USER:
+        return _of_user(raised, frame)
+    return _of_package(raised, frame) if frame.owner in (owners.TRAINER, owners.LIBRARY) else None
+
+
+def _of_user(raised: RaisedException, frame: Frame) -> Told | None:
+    """One at an expression of the user's own."""
+    message = raised.message.split("\n")[0].strip()
+    place, code = f"{without_secrets(frame.file)}:{frame.line}", _code(frame)
+    if raised.name == "KeyError" and PLAIN_KEY.match(message):
+        return _key(message, frame, place, code)
+    if hit := NONE_ATTRIBUTE.match(message):
+        return _none(hit["name"], frame, place, code)
+    if hit := NOT_SUCH.match(message):
+        return _not_such(hit["class"], hit["how"], frame, place, code)
+    if hit := UNBOUND.search(message):
+        name = hit["name"] or hit["new"]
+        return Told(
+            f"The script uses `{name}` before it has a value: the branch or loop that sets it didn't run.",
+            f"In {place} see on which way `{name}` gets its value (an if that wasn't true, a loop over nothing), and "
+            "give it one before.",
+            f"脚本在 `{name}` 赋值之前使用了它：给它赋值的分支或循环没有执行。",
+            f"检查 {place} 之前 `{name}` 在哪个分支赋值，并先给它一个值。",
+        )
+    if hit := UNDEFINED.search(message):
+        return Told(
+            f"The script uses `{hit['name']}`, which is defined nowhere.",
+            f"Correct the name in {place}, or import or set it before.",
+            f"脚本使用了未定义的名字 `{hit['name']}`。",
+            f"修改 {place} 中的名字，或先导入、赋值。",
+        )
+    if hit := ATTRIBUTE.match(message):
+        return Told(
+            f"The script asks a `{hit['class']}` for `{hit['name']}`, which it doesn't have{code}.",
+            f"Correct that line of the script ({place}): is the object the one that is meant there, and the name "
+            f"right? `print(type(...), dir(...))` before it shows.",
+            f"脚本访问 `{hit['class']}` 没有的 `{hit['name']}`。",
+            f"修改脚本的 {place}：对象是否正确、名字是否写对。",
+        )
+    return None
+
+
+def _key(message: str, frame: Frame, place: str, code: str) -> Told:
+    """A key that the user's own code reads."""
+    what = re.search(rf"{RECEIVER}\[", frame.code)
+    of = f" of `{what['what']}`" if what else ""
+    return Told(
+        f"The script reads the key {message}{of}, which isn't there{code}.",
+        f"Before {place} print the keys that are there. Is it a column or field of the data, write it as the data "
+        "have it, or give the data that column; is it a setting of the script's own, add it where it is read from.",
+        f"脚本读取的键 {message} 不存在。",
+        f"在 {place} 之前打印已有的键：若是数据的列或字段，按数据中的名字书写；若是脚本自己的设置，在其来源处补上。",
+        "data" if DATA_FILE.search(f"{frame.file.rpartition('/')[2]} {frame.name}") else "",
+    )
+
+
+def _none(name: str, frame: Frame, place: str, code: str) -> Told:
+    """Something that is None where the user's own code asks it for an attribute."""
+    hit = re.search(rf"{RECEIVER}\.{re.escape(name)}\b", frame.code)
+    what = hit["what"] if hit else ""
+    if name == "backward" or LOSS.search(what):
+        return Told(
+            f"The model returned no loss: `{what or 'the loss'}` is None where its `.{name}` is asked for{code}.",
+            f"Hand the labels to the model (a batch without `labels` gives none; remove_unused_columns drops columns "
+            f"that its forward() doesn't name), or compute the loss from the logits before {place}.",
+            f"模型没有返回 loss：`{what or 'loss'}` 为 None。",
+            f"把 labels 传给模型（batch 中没有 labels 就没有 loss），或在 {place} 之前用 logits 计算 loss。",
+        )
+    return Told(
+        f"`{what or 'A value'}` is None where the script asks for its `.{name}`{code}.",
+        f"Look in the script where `{what or 'it'}` gets its value before {place}: a function that returned nothing, "
+        "an argument that wasn't given, a file or entry that wasn't found.",
+        f"脚本访问 `.{name}` 时 `{what or '该值'}` 为 None。",
+        f"检查 {place} 之前 `{what or '它'}` 的来源：函数没有返回值、参数没有给出，或没有找到对应内容。",
+    )
+
+
+def _not_such(kind: str, how: str, frame: Frame, place: str, code: str) -> Told:
+    """A value that is used as what it isn't: indexed, iterated or called."""
+    forms = {"subscriptable": rf"{RECEIVER}\[", "callable": rf"{RECEIVER}\(", "iterable": rf"\bin {RECEIVER}"}
+    found = {hit["what"] for hit in re.finditer(forms[how], frame.code)}
+    what = f"`{found.pop()}`" if len(found) == 1 else "A value"
+    use = {"subscriptable": "indexed", "callable": "called", "iterable": "gone through"}[how]
+    use_zh = {"subscriptable": "取下标", "callable": "调用", "iterable": "遍历"}[how]
+    is_none = kind == "NoneType"
+    state = "None" if is_none else f"of type {kind}"
+    where = (
+        "a function that returned nothing, an argument that wasn't given, a file or entry that wasn't found"
+        if is_none
+        else "a name that was given another value before, or a field that holds something else"
+    )
+    it = "it" if what == "A value" else what
+    return Told(
+        f"{what} is {state} where the script has it {use}{code}.",
+        f"Look in the script where {it} gets its value before {place}: {where}.",
+        f"脚本对 {what.replace('A value', '某个值')} {use_zh}，而它是 {'None' if is_none else kind}。",
+        f"检查 {place} 之前该值的来源。",
+    )
+
+
+def _of_package(raised: RaisedException, frame: Frame) -> Told | None:
+    """One in a trainer's or a library's own code, of which its type says that this code is at fault, or the data."""
+    message = raised.message.split("\n")[0].strip()
+    package, code = frame.package, _code(frame)
+    user = raised.user_frame
+    called = f", called from {without_secrets(user.file)}:{user.line}" if user else ""
+    if (hit := UNDEFINED.search(message)) and (home := api_history.home_of(hit["name"])) not in ("", package):
+        return _not_imported(hit["name"], home, package)
+    if hit := UNBOUND.search(message) or UNDEFINED.search(message):
+        name = hit["name"] or hit.groupdict().get("new")
+        return Told(
+            f"{package} uses `{name}`, which has no value there{code}: a fault of that release, or a case that it "
+            "wasn't written for.",
+            f"Another release of {package} (newer first); its known issues name `{name}`. Else look at the arguments "
+            f"that it was given{called}: one of them leads to this case.",
+            f"{package} 使用了没有值的 `{name}`：该版本的缺陷，或它没有考虑到的情况。",
+            f"换一个 {package} 版本（先试新版），或检查传给它的参数。",
+            "version",
+        )
+    if raised.name == "KeyError" and PLAIN_KEY.match(message) and _reads_data(frame):
+        return Told(
+            f"{package} reads the column or field {message} of the data, which they don't have{code}.",
+            f"Print one record and its keys: rename the column to {message}, or tell {package} the name that the data "
+            "use (its option for the column, or for the data's format).",
+            f"{package} 要读取数据中的列或字段 {message}，但数据里没有。",
+            f"打印一条数据及其键：把列改名为 {message}，或在 {package} 的数据格式选项中写明列名。",
+            "data",
+        )
+    return None
+
+
+def _not_imported(name: str, home: str, package: str) -> Told:
+    """A name of another package, which a package imports only where it can."""
+    return Told(
+        f"{package} uses `{name}` of {home}, which it imports only where {home} is there: it isn't installed, or its "
+        "import failed.",
+        f"`pip install {home}` in the environment of the ranks, on every host; is it there, "
+        f"`python -c 'import {home}'` says why its import fails, or it is too old for this {package}.",
+        f"{package} 使用了 {home} 的 `{name}`，而 {home} 没有安装，或导入失败。",
+        f"在各进程的环境中 `pip install {home}`；已安装时，用 `python -c 'import {home}'` 查看导入失败的原因。",
+        "import",
+    )
+
+
+def _reads_data(frame: Frame) -> bool:
+    """Whether a frame is where training data are read."""
+    file = frame.file.replace("\\", "/")
+    return frame.package == "datasets" or bool(DATA_FILE.search(f"{file.rpartition('/')[2]} {frame.name}"))
+
+
+def _code(frame: Frame) -> str:
+    """The frame's line of code as a quotation in brackets; empty where the log has none."""
+    return f" (`{without_secrets(frame.code)[:120]}`)" if frame.code else ""

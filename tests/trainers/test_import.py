@@ -1,0 +1,343 @@
+"""`dsrun import`: other trainers' files as run files, with nothing left out in silence."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from dsrun.catalog import read_toml
+from dsrun.cli import finetune
+from dsrun.cli.import_ import command
+from dsrun.errors import DsrunError
+from dsrun.options import run_file
+from dsrun.trainers import arguments, files, trainers
+from dsrun.trainers.counterparts import DIFFERS, REFUSED, SAME, UNKNOWN
+
+LLAMA_FACTORY = {
+    "model_name_or_path": "Qwen/Qwen3-4B", "trust_remote_code": True, "stage": "sft", "do_train": True,
+    "finetuning_type": "lora", "lora_rank": 16, "lora_target": "all", "dataset": "mine", "template": "qwen3",
+    "cutoff_len": 2048, "max_samples": 1000, "val_size": 0.1, "output_dir": "saves/first", "logging_steps": 10,
+    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "learning_rate": 1.0e-4,
+    "num_train_epochs": 3.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "bf16": True,
+    "weight_decay": 0.05, "max_grad_norm": 0.5, "ddp_timeout": 180, "resume_from_checkpoint": None,
+}  # fmt: skip
+AXOLOTL = {
+    "base_model": "NousResearch/Llama-3.2-1B", "load_in_4bit": True, "adapter": "qlora", "lora_r": 32, "lora_alpha": 16,
+    "lora_target_linear": True, "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca", "split": "train[:1%]"}],
+    "val_set_size": 0.05, "sequence_len": 1024, "sample_packing": True, "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4, "num_epochs": 1, "optimizer": "paged_adamw_32bit", "lr_scheduler": "cosine",
+    "learning_rate": "2e-4", "bf16": "auto", "gradient_checkpointing": True, "warmup_steps": 10, "output_dir": "out",
+    "special_tokens": {"pad_token": "<|end_of_text|>"}, "wandb_project": "mine", "evals_per_epoch": 4,
+}  # fmt: skip
+TORCHTUNE = {
+    "output_dir": "/tmp/out", "batch_size": 2, "epochs": 1, "dtype": "bf16", "seed": None, "shuffle": True,
+    "model": {"_component_": "torchtune.models.llama3.lora_llama3_8b", "lora_attn_modules": ["q_proj", "output_proj"],
+              "lora_rank": 8, "lora_alpha": 16, "apply_lora_to_mlp": False},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "path": "/m/t.model", "max_seq_len": 512},
+    "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "/m/Llama-3-8B"},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_cleaned_dataset"},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 3e-4, "weight_decay": 0.01},
+    "lr_scheduler": {"_component_": "x.lr_schedulers.get_cosine_schedule_with_warmup", "num_warmup_steps": 100},
+    "gradient_accumulation_steps": 8, "metric_logger": {"_component_": "x.DiskLogger", "log_dir": "${output_dir}/logs"},
+}  # fmt: skip
+FILES = {"llama-factory": LLAMA_FACTORY, "axolotl": AXOLOTL, "torchtune": TORCHTUNE}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """`written(values, name)`: a file with these values, in a folder with a space and Chinese in its name."""
+    folder = tmp_path / "别 的"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def write(values, name="sft.yaml"):
+        path = folder / name
+        path.write_text(
+            values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False), encoding="utf-8"
+        )
+        return path
+
+    return write
+
+
+def imported(path, **more):
+    return files.drafted(files.read(path), **more)
+
+
+def values(draft):
+    return {name: setting.value for name, setting in draft.options.items()}
+
+
+def keys_of(value):
+    if isinstance(value, dict):
+        return set(value) | {name for inner in value.values() for name in keys_of(inner)}
+    return {name for inner in value for name in keys_of(inner)} if isinstance(value, list) else set()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_stands_in_the_run_file_and_it_reads_back(written, name):
+    path = written(FILES[name])
+    done = CliRunner().invoke(command, [path.name, "-o", "run.toml"])
+    assert done.exit_code == 0, done.output
+    text = path.with_name("run.toml").read_text(encoding="utf-8")
+    assert not {
+        key for key in keys_of(FILES[name]) if not re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text)
+    }
+    run = run_file.read(path.with_name("run.toml"))
+    assert run.model
+    assert set(run.values) == set(values(imported(path)))
+
+
+def test_llama_factory(written):
+    draft = imported(written(LLAMA_FACTORY))
+    made = values(draft)
+    expected = {
+        "method": "lora", "lora_rank": 16, "lora_alpha": 32.0, "max_length": 2048, "max_samples": 1000, "val_size": 0.1,
+        "micro_batch": 1, "grad_accum": 8, "lr": 1e-4, "epochs": 3.0, "lr_schedule": "cosine", "warmup_ratio": 0.1,
+        "precision": "bf16", "weight_decay": 0.05, "grad_clip": 0.5, "activation_checkpointing": "full", "timeout": 3,
+        "allow_truncation": True, "output_dir": "saves/first",
+    }  # fmt: skip
+    assert {name: made.get(name) for name in expected} == expected
+    assert draft.model == "Qwen/Qwen3-4B"
+    assert draft.outcomes["dataset"].kind == DIFFERS
+    assert draft.outcomes["learning_rate"].line
+
+
+def test_a_trainers_own_defaults_are_part_of_the_job(written):
+    draft = imported(written({"model_name_or_path": "m/m", "stage": "sft", "template": "x", "dataset": "a"}))
+    made = values(draft)
+    assert made["lr"] == arguments.default("llama-factory", "learning_rate") == 5e-5
+    assert (made["lr_schedule"], made["warmup_ratio"], made["micro_batch"], made["max_length"]) == (
+        "linear",
+        0.0,
+        8,
+        2048,
+    )
+    assert "own default" in draft.options["lr"].source
+
+
+def test_dataset_info_leads_to_the_files(written, tmp_path):
+    path = written(LLAMA_FACTORY | {"dataset": "mine,hub,named", "eval_dataset": "mine"})
+    data = path.parent / "data"
+    data.mkdir()
+    info = {
+        "mine": {"file_name": "我的.json"},
+        "hub": {"hf_hub_url": "o/n", "split": "test", "subset": "en"},
+        "named": {"file_name": "x.jsonl", "columns": {"prompt": "q", "response": "a"}},
+        "seen": {"file_name": "y.json", "columns": {"images": "images"}},
+        "ranked": {"file_name": "z.json", "ranking": True},
+    }
+    (data / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    made = values(imported(path))
+    assert made["train_file"] == [str(data / "我的.json"), "hf:o/n/en#test", str(data / "x.jsonl")]
+    assert (made["eval_file"], made["prompt_column"]) == (str(data / "我的.json"), "q")
+    for name in ("seen", "ranked"):
+        with pytest.raises(DsrunError, match=name):
+            imported(written(LLAMA_FACTORY | {"dataset": name}))
+
+
+def test_axolotl_counts_a_packed_step_in_tokens(written):
+    path = written(AXOLOTL)
+    made = values(imported(path))
+    assert made["tokens_per_batch"] == 2 * 4 * 1024
+    assert values(imported(path, gpus=8))["tokens_per_batch"] == 8 * made["tokens_per_batch"]
+    assert not {"micro_batch", "grad_accum", "warmup_ratio"} & set(made)
+    assert made["train_file"] == ["hf:tatsu-lab/alpaca#train[:1%]"]
+    assert (made["method"], made["lora_target"], made["lr"], made["warmup_steps"]) == (
+        "qlora",
+        "all",
+        2e-4,
+        10,
+    )
+    unpacked = values(imported(written(AXOLOTL | {"sample_packing": False})))
+    assert (unpacked["micro_batch"], unpacked["grad_accum"]) == (2, 4)
+
+
+def test_torchtune(written):
+    draft = imported(written(TORCHTUNE))
+    made = values(draft)
+    assert draft.model == "/m/Llama-3-8B"
+    assert (made["method"], made["lora_target"], made["train_file"]) == (
+        "lora",
+        "q_proj,o_proj",
+        ["hf:yahma/alpaca-cleaned"],
+    )
+    assert (made["lr"], made["weight_decay"], made["max_length"], made["warmup_steps"]) == (
+        3e-4,
+        0.01,
+        512,
+        100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"stage": "dpo"}, "stage"), ({"finetuning_type": "freeze"}, "finetuning_type"), ({"fp8": True}, "fp8"),
+        ({"pissa_init": True}, "pissa_init"), ({"image_max_pixels": 262144}, "image_max_pixels"),
+        ({"use_galore": True}, "use_galore"),
+        ({"quantization_bit": 4, "finetuning_type": "full"}, "quantization_bit"),
+    ],
+)  # fmt: skip
+def test_another_job_is_refused_by_its_argument_and_its_line(written, more, key):
+    path = written(LLAMA_FACTORY | more)
+    with pytest.raises(DsrunError) as caught:
+        imported(path)
+    (place,) = [problem.where for problem in caught.value.problems if problem.where.endswith(f": {key}")]
+    line = int(place.removesuffix(f": {key}").rpartition(":")[2])
+    assert path.read_text(encoding="utf-8").splitlines()[line - 1].startswith(f"{key}:")
+
+
+def test_every_refusal_is_told_at_once(written):
+    with pytest.raises(DsrunError) as caught:
+        imported(written(LLAMA_FACTORY | {"use_badam": True, "use_dora": True}))
+    assert len(caught.value.problems) == 2
+
+
+def test_what_is_off_refuses_nothing(written):
+    off = {
+        "use_galore": False,
+        "galore_rank": 16,
+        "pissa_init": False,
+        "use_unsloth": False,
+        "fp8": False,
+        "use_dora": None,
+    }
+    draft = imported(written(LLAMA_FACTORY | off))
+    assert not {outcome.kind for outcome in draft.outcomes.values()} & {REFUSED}
+    assert set(off) <= set(draft.outcomes)
+
+
+def test_an_unknown_key_is_told_with_the_nearest(written):
+    draft = imported(written(LLAMA_FACTORY | {"learning_rat": 1, "zzz": 2}))
+    assert draft.outcomes["learning_rat"].kind == draft.outcomes["zzz"].kind == UNKNOWN
+    assert "learning_rate" in draft.outcomes["learning_rat"].text
+
+
+def test_a_value_that_an_option_does_not_take_is_told_and_not_written(written):
+    draft = imported(
+        written(LLAMA_FACTORY | {"warmup_ratio": 0.0, "lr_scheduler_type": "polynomial", "seed": "x"})
+    )
+    assert draft.outcomes["lr_scheduler_type"].kind == DIFFERS
+    assert draft.outcomes["seed"].kind == DIFFERS
+    assert not {"lr_schedule", "seed"} & set(draft.options)
+
+
+def test_a_deepspeed_config_comes_along(written):
+    path = written(LLAMA_FACTORY | {"deepspeed": "cfg/ds_z3_config.json"})
+    assert values(imported(path))["preset"] == "zero3"  # not here: the preset of its name
+    (path.parent / "cfg").mkdir()
+    config = path.parent / "cfg" / "ds_z3_config.json"
+    config.write_text('{"zero_optimization": {"stage": 3, "nonsense_key": 1}}', encoding="utf-8")
+    done = CliRunner().invoke(command, [path.name, "-o", "run.toml"])
+    assert read_toml(path.with_name("run.toml"))["preset"] == "./cfg/ds_z3_config.json"
+    assert f"{config}: " in done.output
+    assert "no findings" not in done.output
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+export MODEL=${BASE:-Qwen/Qwen3-0.6B}
+cd /work && source venv/bin/activate
+cat > ds.json <<EOF
+{"zero_optimization": {"stage": 2}}
+EOF
+deepspeed --num_gpus 4 sft.py \\
+  --model_name_or_path "$MODEL" --train_file 'my data.json' --per_device_train_batch_size 4 \\
+  --learning_rate 1e-4 --bf16 True --num_train_epochs 2 --report_to wandb tensorboard > log 2>&1
+python eval.py --model out
+"""
+
+
+def test_a_script_with_variables_a_launcher_and_hf_arguments(written):
+    draft = imported(written(SCRIPT, "train.sh"))
+    made = values(draft)
+    assert draft.model == "Qwen/Qwen3-0.6B"
+    assert (made["gpus"], made["micro_batch"], made["lr"], made["precision"]) == (4, 4, 1e-4, "bf16")
+    assert (made["train_file"], made["log"]) == (["my data.json"], ["wandb", "tensorboard"])
+    assert "max_length" not in made  # a script of somebody's own has no default of TRL's
+    notes = "\n".join(draft.notes)
+    for told in ("#SBATCH --nodes=2", "ds.json", "eval.py"):
+        assert told in notes
+
+
+@pytest.mark.parametrize(
+    ("line", "trainer", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES=2,3 llamafactory-cli train sft.yaml learning_rate=5e-6", "llama-factory",
+         {"lr": 5e-6, "devices": "2,3"}),
+        ("srun -N 1 --gres=gpu:8 accelerate launch --num_processes 8 -m axolotl.cli.train a.yml --learning_rate 1e-5",
+         "axolotl", {"lr": 1e-5, "gpus": 8}),
+        ("NPROC_PER_NODE=4 swift sft --model Qwen/Q --dataset 'a.jsonl#500' --tuner_type full --torch_dtype bfloat16",
+         "ms-swift", {"max_samples": 500, "gpus": 4, "method": "full", "precision": "bf16", "weight_decay": 0.1}),
+        ("trl sft --model_name_or_path m/m --dataset_name o/n --use_peft --lora_r 8 --max_length 512", "trl",
+         {"method": "lora", "lora_rank": 8, "max_length": 512, "train_file": ["hf:o/n"]}),
+        ("tune run --nproc_per_node 2 lora_finetune_distributed --config t.yaml epochs=3", "torchtune",
+         {"epochs": 3, "gpus": 2}),
+        ("python -m torch.distributed.run --nproc_per_node=8 src/train.py sft.yaml", "llama-factory", {"gpus": 8}),
+    ],
+)  # fmt: skip
+def test_the_command_lines_of_each_trainer(written, line, trainer, expected):
+    written(LLAMA_FACTORY)
+    written(AXOLOTL, "a.yml")
+    written(TORCHTUNE, "t.yaml")
+    draft = imported(written(f"#!/bin/sh\n{line}\n", "run.sh"))
+    assert draft.trainer.name == trainer
+    assert {name: values(draft).get(name) for name in expected} == expected
+    assert not [outcome for outcome in draft.outcomes.values() if outcome.kind == UNKNOWN]
+
+
+def test_a_script_of_ones_own_is_answered_with_launch(written):
+    with pytest.raises(DsrunError) as caught:
+        imported(written("torchrun --nproc_per_node=8 train.py --config 'a b.py'\n", "run.sh"))
+    assert "dsrun launch --gpus 8 train.py --config 'a b.py'" in caught.value.problems[0].hint
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("apiVersion: v1\nkind: Pod\n", "Kubernetes"), ("hello: world\n", "no file that dsrun knows"),
+        ("- a\n", "a list"),
+        ("a: [\n", "sft.yaml"), ("", "empty"), ("site_name: x\nnav: []\n", "mkdocs"),
+    ],
+)  # fmt: skip
+def test_another_file_is_called_by_its_name(written, text, says):
+    path = written(text)
+    done = CliRunner().invoke(command, [path.name])
+    assert isinstance(done.exception, DsrunError)
+    assert says in str(done.exception)
+
+
+@pytest.mark.parametrize("name", ["llama-factory", "axolotl"])
+def test_finetune_names_the_command_for_such_a_file(written, name):
+    written(FILES[name])
+    done = CliRunner().invoke(finetune.command, ["sft.yaml"])
+    assert isinstance(done.exception, DsrunError)
+    assert trainers()[name].title in str(done.exception)
+    assert "dsrun import sft.yaml -o run.toml" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, trainer in trainers().items() if trainer.telling and name != "accelerate"]
+)
+def test_the_table_has_a_place_for_every_argument_that_its_classes_declare(name):
+    trainer = trainers()[name]
+    declared = arguments.declared(name)
+    assert declared, f"python -m tools.trainers {name}=WHEEL"
+    sections = {key.partition(".")[0] for row in trainer.rows for key in row.keys if "." in key}
+    assert not {key for key in declared if trainer.row(key) is None} - {trainer.model} - sections
+
+
+@pytest.mark.parametrize("name", trainers())
+def test_every_option_in_a_table_is_one_of_finetunes(name):
+    from dsrun.options.commands import FinetuneOptions
+    from dsrun.options.declare import entries
+
+    rows = trainers()[name].rows
+    named = {option for row in rows for option in (*row.options, *row.named.values())}
+    assert named <= set(entries(FinetuneOptions))
+    assert all(row.text for row in rows if row.kind not in (SAME, "settled"))

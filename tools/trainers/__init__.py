@@ -1,0 +1,1 @@
+"""Arguments of other trainers, read from their own classes: the data behind `dsrun import`."""
