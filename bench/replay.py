@@ -1,7 +1,7 @@
 """What changed between releases of DeepSpeed, found in their code, beside what the releases themselves do: a page.
 
     python bench/replay.py --sources DIR [--first 0.15.0] [--releases 0.15.4,...] [--corpus DIR] [--drawn 500]
-                           [--output PAGE]
+        [--output PAGE]
 
 Every release from the first on reads the same configs with its own DeepSpeedConfig: each key of any of these releases
 by itself, at its bounds, its choices and values that are none; real configs; drawn ones. What one release takes and the

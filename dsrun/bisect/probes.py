@@ -22,7 +22,7 @@ ROWS = 16
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """outcome: RIGHT, WRONG or UNTOLD; said: the last line of what the probe printed."""
 
     outcome: str
@@ -43,7 +43,7 @@ class CommandProbe:
     says: str = ""
     needs_environment: bool = True
 
-    def outcome(self, environment: Environment, versions: Versions) -> Outcome:
+    def outcome(self, environment: Environment, versions: Versions) -> ProbeOutcome:
         """The outcome in an environment. One that takes too long is wrong."""
         words = [environment.python if word in PYTHONS else word for word in self.words]
         return _ran(words, environment.variables, self, versions)
@@ -60,7 +60,7 @@ class StepsProbe:
     """More options of `dsrun finetune`."""
     needs_environment: bool = True
 
-    def outcome(self, environment: Environment, versions: Versions) -> Outcome:
+    def outcome(self, environment: Environment, versions: Versions) -> ProbeOutcome:
         rows = self.folder / "rows.jsonl"
         texts = [{"content": f"say {number}", "summary": f"word {number}"} for number in range(ROWS)]
         rows.write_text("".join(f"{json.dumps(row)}\n" for row in texts), encoding="utf-8")
@@ -85,7 +85,7 @@ class ValidateProbe:
     says: str = ""
     needs_environment: bool = False
 
-    def outcome(self, environment: Environment, versions: Versions) -> Outcome:
+    def outcome(self, environment: Environment, versions: Versions) -> ProbeOutcome:
         pins = ",".join(f"{name}=={version}" for name, version in versions.items())
         words = [sys.executable, "-m", "dsrun", "validate", self.file, "--with", pins]
         return _ran(words, environment.variables, self, versions)
@@ -94,7 +94,9 @@ class ValidateProbe:
 Probe = CommandProbe | StepsProbe | ValidateProbe
 
 
-def _ran(words: Sequence[str], variables: Mapping[str, str], probe: Probe, versions: Versions) -> Outcome:
+def _ran(
+    words: Sequence[str], variables: Mapping[str, str], probe: Probe, versions: Versions
+) -> ProbeOutcome:
     log = probe.folder / f"{_named(versions)}.log"
     seconds, says = probe.seconds, probe.says
     with log.open("w", encoding="utf-8") as file:
@@ -104,17 +106,17 @@ def _ran(words: Sequence[str], variables: Mapping[str, str], probe: Probe, versi
                 timeout=seconds, check=False,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Outcome(WRONG, f"not done within {seconds:g} s")
+            return ProbeOutcome(WRONG, f"not done within {seconds:g} s")
         except OSError as error:
-            return Outcome(UNTOLD, f"{words[0]}: {error.strerror}")
+            return ProbeOutcome(UNTOLD, f"{words[0]}: {error.strerror}")
     printed = log.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if code == 0:
-        return Outcome(RIGHT)
+        return ProbeOutcome(RIGHT)
     telling = next((line for line in lines if says and says in line), "")
     if code == SKIP or (says and not telling):
-        return Outcome(UNTOLD, lines[-1] if lines else "")
-    return Outcome(WRONG, telling or _error(lines))
+        return ProbeOutcome(UNTOLD, lines[-1] if lines else "")
+    return ProbeOutcome(WRONG, telling or _error(lines))
 
 
 def _error(lines: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dsrun.cli.output.results import print_json
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
-    from dsrun.bisect.probes import Outcome, Probe
+    from dsrun.bisect.probes import Probe, ProbeOutcome
     from dsrun.bisect.search import BisectResult, Versions
 
 PIN = r"\s*([A-Za-z0-9_.-]+?)\s*==\s*(\d[\w.]*)\s*"
@@ -93,7 +93,7 @@ def command(command: tuple[str, ...], **given: Any) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     probe = _probe(command, folder, given)
     makes = Fresh(folder, given["more"]) if given["fresh"] else Beside(folder)
-    outcomes: dict[tuple[tuple[str, str], ...], Outcome] = {}
+    outcomes: dict[tuple[tuple[str, str], ...], ProbeOutcome] = {}
 
     def ask(versions: Versions) -> str:
         outcome = outcomes[tuple(sorted(versions.items()))] = _asked(probe, makes, versions)
@@ -111,20 +111,20 @@ def command(command: tuple[str, ...], **given: Any) -> int:
     return 0 if as_json or answer.culprits else 1
 
 
-def _asked(probe: Probe, makes: Any, versions: Versions) -> Outcome:
+def _asked(probe: Probe, makes: Any, versions: Versions) -> ProbeOutcome:
     """The outcome of some versions, told on stderr."""
     import os
     import sys
 
     from dsrun.bisect.environments import Environment
-    from dsrun.bisect.probes import Outcome
+    from dsrun.bisect.probes import ProbeOutcome
     from dsrun.bisect.search import UNTOLD, in_words
 
     try:
         made = makes.made(versions) if probe.needs_environment else Environment(sys.executable, os.environ)
         outcome = probe.outcome(made, versions)
     except DsrunError as error:
-        outcome = Outcome(UNTOLD, str(error).splitlines()[0])
+        outcome = ProbeOutcome(UNTOLD, str(error).splitlines()[0])
     click.echo(
         f"{in_words(versions)}: {outcome.outcome}" + (f" ({outcome.said})" if outcome.said else ""), err=True
     )

@@ -13,7 +13,7 @@ import tomllib
 from dsrun import versions
 from dsrun.bisect import environments
 from dsrun.bisect.environments import Beside, Environment, Fresh
-from dsrun.bisect.probes import CommandProbe, Outcome, ValidateProbe
+from dsrun.bisect.probes import CommandProbe, ProbeOutcome, ValidateProbe
 from dsrun.bisect.releases import releases_of
 from dsrun.bisect.report import entry, specifier
 from dsrun.bisect.search import RIGHT, UNTOLD, WRONG, Bisection
@@ -191,7 +191,7 @@ def test_the_command(dsrun, tmp_path, monkeypatch):
 
     def asked(_probe, _makes, found):
         wrong = schema.numbers(found["deepspeed"]) >= (0, 19, 6)
-        return Outcome(WRONG, "ValueError: no") if wrong else Outcome(RIGHT)
+        return ProbeOutcome(WRONG, "ValueError: no") if wrong else ProbeOutcome(RIGHT)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_asked", asked)

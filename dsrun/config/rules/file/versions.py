@@ -97,8 +97,10 @@ def name_that_a_version_lacks(context: Context) -> Iterator[Finding]:
     The releases' own files say since when and until when, and mostly what took their place. Names that a script looks
     out for itself, in a try or by a version, are left out. Inside a function, which may never run, it is a warning.
     """
+    if context.setting.script is None:
+        return
     from dsrun.releases.script_names import missing
 
-    for name in missing(context.setting.script or "", context.setting.versions or {}):
+    for name in missing(context.setting.script, context.setting.versions or {}):
         severity = "" if name.use.at_start else "warning"
         yield Finding("", name.text, name.advice, severity=severity, line=name.use.line)
