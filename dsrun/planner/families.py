@@ -42,6 +42,10 @@ class Block:
     """Whether the last matrix's input is kept for it alone."""
     dropouts: int = 0
     """Dropout's masks on the residual stream."""
+    attention_dropout: bool = False
+    """Whether scores are dropped out: where a matrix of them is made, the mask and a dropped copy are kept, too."""
+    fp32_sharded: bool = False
+    """In published runs with LoRA under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
     scores: tuple[float, float] | None = None
     """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
@@ -164,6 +168,8 @@ class Family:
     """The gate and the other matrix into the feed-forward block are one weight."""
     dropout: tuple[str, float] | None = None
     """The config's key for dropout on the residual stream, and its value where it is absent."""
+    attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
+    """The same for dropout on attention's scores."""
     experts: Mixture | None = None
     """The keys of a mixture's experts."""
     latent: bool = False
@@ -209,6 +215,8 @@ class Family:
         """The tensors that its blocks keep, with the dropout that this config trains with."""
         masks = self.dropout is not None and config.share(*self.dropout) > 0
         block = replace(self.block, dropouts=2) if masks else self.block
+        if config.share(*self.attention_dropout) > 0:
+            block = replace(block, attention_dropout=True)
         return (
             replace(block, qk_norm=config.switch(self.qk_norm_key, default=False))
             if self.qk_norm_key
@@ -302,7 +310,9 @@ class Family:
         return config.switch(which, self.key_default) if isinstance(which, str) else which
 
 
-LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+LLAMA = Family(
+    block=Block(fp32_sharded=True), qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
+)
 GPT_KEYS = {
     "num_hidden_layers": ("n_layer", "num_hidden_layers", "n_layers"),
     "hidden_size": ("n_embd", "hidden_size", "d_model"),
@@ -386,7 +396,8 @@ FAMILIES: dict[str, Family] = {
         out_bias="attention_bias"),
     "phi3": Family(block=Block(fused_qkv=True, copied=True), fused=True),
     "gpt2": Family(
-        block=GELU_NEW, dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
+        block=GELU_NEW, dropout=("resid_pdrop", 0.1), attention_dropout=("attn_pdrop", 0.1), keys=GPT_KEYS, tied=True,
+        positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
         block=Block(norm="layer", fused_qkv=True), dropout=("hidden_dropout", 0.0), key_default=True,
         **{**BIASED, "qkv_bias": "attention_bias", "out_bias": "attention_bias"}),

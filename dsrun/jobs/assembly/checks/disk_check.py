@@ -101,7 +101,7 @@ def _layer(job: Job, need: Need, values: Mapping[str, object]) -> Layer:
     what = (
         "one checkpoint is kept"
         if "keep_checkpoints" in values
-        else "no checkpoint is written, only the model: if the run dies, it begins anew"
+        else "no checkpoint is written, only the model: if the run dies, it starts from the beginning"
     )
     return Layer.settled(
         values, why, f"{of_it}, so {what}; an --output-dir on a larger disk has room for all"

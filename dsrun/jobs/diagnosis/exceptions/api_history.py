@@ -536,7 +536,7 @@ def _next(found: ApiFinding) -> str:
 
 
 def _by_caller(found: ApiFinding) -> str:
-    """The other way out: a release of whoever asks that goes with what is installed."""
+    """The other way out: a release of whoever asks that fits what is installed."""
     if not found.caller or found.caller == found.package:
         return f", or change {found.place}" if found.is_own and found.place else ""
     if found.caller == owners.REMOTE_CODE:
@@ -545,7 +545,7 @@ def _by_caller(found: ApiFinding) -> str:
     if known and not known.until_now and found.direction != NEWER:
         return f", or {found.caller} newer than {known.last}, which no longer asks for it"
     way = "an older" if found.direction == NEWER else "a newer"
-    return f", or {way} {found.caller} that goes with the {found.package} installed"
+    return f", or {way} {found.caller} that fits the {found.package} installed"
 
 
 def _next_of_unknown(found: ApiFinding) -> str:
