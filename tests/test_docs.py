@@ -71,8 +71,11 @@ def without_code(path):
 
 
 def anchors(path, hooks):
-    """The anchors of a page's headings, as code hosts and the site make them."""
-    return {hooks.slug(heading) for heading in HEADING.findall(without_code(path))}
+    """The anchors of a page: of its headings, as code hosts and the site make them, and those written out."""
+    text = without_code(path)
+    return {hooks.slug(heading) for heading in HEADING.findall(text)} | set(
+        re.findall(r'<a id="([^"]+)"', text)
+    )
 
 
 @since(click="8.2")  # before, what is for stderr comes among the output

@@ -276,6 +276,7 @@ def job(tmp_path, piece_model, fast, monkeypatch):
             response_column="summary",
             max_source_length=64,
             max_target_length=64,
+            allow_bad_rows=True,
         )
         paths = replace(prepared_paths(spec, data), model_dir=str(tmp_path / "glm"))
         training = TrainingSpec(

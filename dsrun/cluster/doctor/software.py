@@ -52,7 +52,8 @@ def together(host: Host) -> Status:
     """Some versions fail together, or train on wrong gradients (docs/reference/versions.md)."""
     has = {name: text for name, text in host["packages"].items() if isinstance(text, str)}
     kernel = {versions.LINUX: str(host["hostname"].get("kernel", ""))}
-    like = versions.Circumstances(gpus=bool(host.gpus), several_ranks=host.ranks > 1)
+    # dsrun's own jobs divide no experts; of a script's config `launch` and `validate` say it.
+    like = versions.Circumstances(gpus=bool(host.gpus), several_ranks=host.ranks > 1, expert_parallel=False)
     matches = [
         match
         for match in versions.judge({**has, **kernel}, like)

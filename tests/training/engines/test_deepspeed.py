@@ -21,7 +21,8 @@ RANKS, ACCUM, SCALE = 2, 3, 2.0**10
 class Stage0:
     """DeepSpeedEngine's backward and step at stage 0 in fp16, on one of several ranks that hold the same."""
 
-    module = device = train = eval = step = None
+    module = torch.nn.Module()
+    device = train = eval = step = None
 
     def __init__(self, *, scales_itself: bool = False) -> None:
         self.optimizer = SimpleNamespace(loss_scale=SCALE)

@@ -105,7 +105,10 @@ def test_fewer_checkpoints_where_the_disk_is_short(job, room, free, given, value
     if values:
         assert disk_check.check(trained(job, **values)) == []
     if values.get("save_steps"):
-        assert "no checkpoint is written, only the model: if the run dies, it starts from the beginning" in layer.note
+        assert (
+            "no checkpoint is written, only the model: if the run dies, it starts from the beginning"
+            in layer.note
+        )
         assert "3 checkpoints of 36.0 MiB" in layer.note
 
 
