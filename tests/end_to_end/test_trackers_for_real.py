@@ -125,7 +125,7 @@ def test_text_and_classes_are_trained_on_together(tracked):
 
 def test_classes_are_scored_as_classes(tracked):
     result = json.loads((tracked[0] / "run" / "run.json").read_text(encoding="utf-8"))["result"]
-    assert set(result["scores"]["after"]) == {"exact-match", "accuracy", "macro-f1"}
+    assert set(result["scores"]["after"]) == {"exact-match", "accuracy", "macro-f1", "majority"}
 
 
 def test_the_exported_model_has_the_template_and_the_token(tracked):
