@@ -220,10 +220,10 @@ def own_disk_at(folder: Path, size: int) -> Iterator[Path | None]:
 def full_disk(disk: Path) -> Iterator[None]:
     """Fill the disk: nothing more goes onto it."""
     ballast = disk / "ballast"
-    with ballast.open("wb") as file, contextlib.suppress(OSError):
+    # Unbuffered: what a buffer still held would be written once more as the file is closed, which fails, too.
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
-            file.flush()
     yield
     ballast.unlink()
 

@@ -6,6 +6,7 @@ The first rank prints a line of JSON for each job.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -77,3 +78,5 @@ def main(paths: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # as dsrun's own ranks do: threads of torch's sometimes abort a process that ends by itself
