@@ -45,6 +45,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "sp2 x dp2": (4, ("--sp", "2")), "pp2": (2, ("--pp", "2", *NO_ANSWERS)),
     "pp2 x dp2": (4, ("--pp", "2", *NO_ANSWERS)), "dp2, tiles": (2, TILES), "tp2, tiles": (2, ("--tp", "2", *TILES)),
     "sp2, tiles": (2, ("--sp", "2", *TILES)),
+    "ep2": (2, ("--ep", "2")), "ep2 x dp2": (4, ("--ep", "2")), "ep4": (4, ("--ep", "4")),
     "one by one": (1, ("--micro-batch", "1")), "fsdp2": (2, ()), "fsdp4": (4, ()), "hsdp 2 x 2": (4, ()),
     "hpz 2 x 2": (4, ("--set", "zero_optimization.zero_hpz_partition_size=2")),
 }  # fmt: skip

@@ -151,7 +151,7 @@ def planned(config: dict[str, Any]) -> tuple[float, float]:
 def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
     """The search on the recorded times, with other turns' times in each draw; beside the planner's first choice, and
     as many trials of candidates at random."""
-    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
+    from dsrun.planner.analysis.tuning import Candidate, TrialOutcome, tune
 
     configs = recorded["configs"]
     true = {name_of(knobs_of(config)): config["seconds"] for config in configs}
@@ -201,7 +201,7 @@ def replay(recorded: dict[str, Any], trials: int, draws: int) -> dict[str, Any]:
 
 def regret_of(recorded: dict[str, Any], trials: int, time: Callable[[dict[str, Any]], float]) -> float:
     """The search's regret where every trial takes what `time` says of its config."""
-    from dsrun.planner.tuning import Candidate, TrialOutcome, tune
+    from dsrun.planner.analysis.tuning import Candidate, TrialOutcome, tune
 
     true = {name_of(knobs_of(config)): time(config) for config in recorded["configs"]}
     candidates = [

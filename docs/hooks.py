@@ -32,6 +32,8 @@ ENTRY_ID = re.compile(r"^(\| (?:<a id=\"[\w.-]+\"></a>))([\w.-]+) \|", re.MULTIL
 """The first cell of an index's row."""
 MEASURED = "reference/measured.md"
 """The index of the pages of measurements, which have no other place in the navigation."""
+CHECKER = '<div id="checker"></div>'
+NOT_BUILT = {"en": "The checker isn't built into this copy of the site", "zh": "这份网站没有编入检查器"}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -185,6 +187,46 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"[{text}]({where}{link[len(link.partition('#')[0]) :]})"
 
     return outside_of_code(markdown, moved)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """The page with the checker in its place, or with why it isn't there."""
+    if CHECKER not in html:
+        return html
+    language = "zh" if page.file.src_uri.endswith(".zh.md") else "en"
+    return html.replace(CHECKER, checker(language, posixpath.relpath("checker", posixpath.dirname(page.url))))
+
+
+def checker(language: str, assets: str) -> str:
+    """The checker's part of a page. assets: the folder of its files, as the page names it."""
+    import json
+
+    if why_not := in_browser().why_not():
+        return f'<div class="admonition warning"><p>{NOT_BUILT[language]} ({why_not})</p></div>'
+    texts = json.loads((DOCS / "checker" / "texts.json").read_text(encoding="utf-8"))[language]
+    values = {**texts, "language": language, "assets": assets}
+    values["texts"] = json.dumps(texts, ensure_ascii=False).replace("<", "\\u003c")
+    form = (DOCS / "checker" / "checker.html").read_text(encoding="utf-8")
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], form)
+
+
+def in_browser() -> Any:
+    """The module that makes what the checker runs on."""
+    import sys
+
+    sys.path[:0] = [str(DOCS)]
+    import in_browser as module
+
+    return module
+
+
+def on_post_build(config: Any) -> None:
+    """Python and dsrun for the checker, into the site."""
+    import shutil
+
+    module = in_browser()
+    if not module.why_not():
+        shutil.copytree(module.FOLDER, Path(config.site_dir) / "checker" / "lib", dirs_exist_ok=True)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

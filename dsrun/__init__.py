@@ -1,6 +1,6 @@
 """dsrun: the checker, the planner and the runner of DeepSpeed jobs.
 
-`validate`, `plan`, `diagnose` and `DsrunError` are its Python interface; every other name may move.
+`validate`, `plan`, `diagnose`, `explain` and `DsrunError` are its Python interface; every other name may move.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun.api import diagnose, plan, validate
+    from dsrun.api import diagnose, explain, plan, validate
     from dsrun.errors import DsrunError
 
 __version__ = "0.1.0"
-__all__ = ["DsrunError", "__version__", "diagnose", "plan", "validate"]
+__all__ = ["DsrunError", "__version__", "diagnose", "explain", "plan", "validate"]
 
 
 def __getattr__(name: str) -> Any:

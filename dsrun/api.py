@@ -1,8 +1,8 @@
-"""dsrun from Python: the checks, the planner and the diagnosis, without a terminal.
+"""dsrun from Python: the checks, the planner, the diagnosis and the explanations, without a terminal.
 
-`from dsrun import validate, plan, diagnose`. Each returns what its command prints with --json, in the documented forms
-(docs/reference/json.md), which have versions, and starts nothing. Faults of what is asked for are raised as DsrunError,
-whose `problems` say where, what, and what would be right. Neither torch nor DeepSpeed is imported.
+`from dsrun import validate, plan, diagnose, explain`. Each returns what its command prints with --json, in the
+documented forms (docs/reference/json.md), which have versions, and starts nothing. Faults of a request are raised as
+DsrunError, whose `problems` say where, what, and what would be right. Neither torch nor DeepSpeed is imported.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import plain
 
 
 def validate(
     config: Mapping[str, Any] | str | bytes | os.PathLike[str],
     *,
+    name: str | None = None,
     target: str | None = None,
     world_size: int | None = None,
     nodes: int | None = None,
@@ -34,20 +35,21 @@ def validate(
 ) -> dict[str, Any]:
     """Everything that is wrong with a DeepSpeed config, as `dsrun validate --json`: {"version": 1, "findings": [...]}.
 
-    config: a dict, JSON's text, or a file's path (os.PathLike: a str is text). target: who reads it, "hf", "deepspeed",
-    "accelerate" or "lightning"; None: hf where there is an "auto", else deepspeed. The rest is as the command's options
-    of these names; versions is --with, trainer_args --arg. Raises DsrunError.
+    config: a dict, a text, or a file's path (os.PathLike: a str is text). A text is JSON, an accelerate or a trainer's
+    YAML, a shell's script or Python, by the ending of `name`, or else by its lines. target: who reads it, "hf",
+    "deepspeed", "accelerate" or "lightning"; None: hf where there is an "auto", else deepspeed. The rest is as the
+    command's options of these names; versions is --with, trainer_args --arg. Raises DsrunError.
     """
     from dsrun.config.validation import report, sources
     from dsrun.config.validation.validate import RuleSelection
-    from dsrun.config.validation.validate import validate as judged
     from dsrun.jobs.assembly.judging import setting_of
+    from dsrun.trainers.judging import judged, with_inner
 
     if isinstance(config, os.PathLike):
         source = sources.one(os.fspath(config))
     else:
         text = config if isinstance(config, (str, bytes)) else json.dumps(config)
-        source = sources.ConfigText("config", text if isinstance(text, bytes) else text.encode(), None)
+        source = sources.of_text(text if isinstance(text, bytes) else text.encode(), name)
     setting, _ = setting_of(
         os.environ,
         world_size=world_size,
@@ -60,12 +62,13 @@ def validate(
         trainer=trainer_args,
     )
     selection = RuleSelection(tuple(select), tuple(ignore), level)
-    if source.is_yaml:
-        from dsrun.config.accelerate import findings
-
-        results = findings.validate(source, setting, selection, target=target)
-    else:
-        results = [judged(source.data, source.name, setting, target=target, selection=selection)]
+    problems: list[Problem] = []
+    results = [
+        result
+        for each in with_inner([source], problems, lambda _: None)
+        for result in judged(each, setting, selection, target)
+    ]
+    raise_all(problems)
     return _value(report.as_json(results))
 
 
@@ -122,6 +125,21 @@ def diagnose(log: str | bytes | os.PathLike[str], *more: str | bytes | os.PathLi
                 log_files.LogSource(name, None, content=each if isinstance(each, bytes) else each.encode())
             )
     return _plain(versioned("diagnose", asdict(diagnose_logs(logs))))
+
+
+def explain(name: str | None = None, *, parameter: str | None = None) -> dict[str, Any]:
+    """What a name stands for, as `dsrun explain --json`: {"version": 1, "kind": ..., "name": ..., "lines": [...]}.
+
+    name: a rule, a key of deepspeed.json, a signature of a failure, versions that don't go together, a name in
+    transformers, torch and the like; "signatures" and "versions" list these, None lists the rules. parameter: one of
+    the function or class that is named. Raises DsrunError for a name that nothing has.
+    """
+    from dataclasses import asdict
+
+    from dsrun.cli.explain import explanation
+    from dsrun.json_outputs import versioned
+
+    return _plain(versioned("explanation", asdict(explanation(name, parameter))))
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 VERSIONS = {
-    "bisect": 1,
-    "compare": 1, "detached": 1, "diagnose": 1, "diff": 1, "doctor": 1, "dry-run": 1, "evaluate": 1, "examples": 1,
-    "explain": 1, "export": 1, "finetune": 1, "hosts-check": 1, "import": 1, "launch": 1, "models": 1, "plan": 1,
-    "plan-calibrate": 1, "plan-inference": 1, "plan-layouts": 1, "preset-explain": 1, "presets": 1, "runs": 1,
-    "show": 1, "show-script": 1, "submit": 1, "submit-manifest": 1, "submit-script": 1, "tune": 1, "validate": 1,
+    "bisect": 1, "compare": 1, "detached": 1, "diagnose": 1, "diff": 1, "doctor": 1, "dry-run": 1, "evaluate": 1,
+    "examples": 1, "explain": 1, "explanation": 1, "export": 1, "finetune": 1, "hosts-check": 1, "import": 1,
+    "launch": 1, "models": 1, "plan": 1, "plan-calibrate": 1, "plan-inference": 1, "plan-layouts": 1,
+    "preset-explain": 1, "presets": 1, "runs": 1, "show": 1, "show-script": 1, "submit": 1, "submit-manifest": 1,
+    "submit-script": 1, "tune": 1, "validate": 1,
 }  # fmt: skip
 
 

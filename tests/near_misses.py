@@ -67,6 +67,41 @@ def denied(signature: FailureSignature) -> str:
     )
 
 
+def of_another_package(signature: FailureSignature) -> str:
+    """An exception of a package that has nothing to do with it, which quotes the words."""
+    words = TYPE.sub("", matched(signature))
+    frame = '  File "/opt/env/lib/python3.11/site-packages/frobtext/parser.py", line 90, in parse\n    raise Bad(row)\n'
+    raised = f'frobtext.parser.ParseError: row 3 is no pair: "{words}"'
+    return f"{OWN_FRAME.format(code='rows = parse(text)')}{frame}{raised}"
+
+
+def before_many_steps(signature: FailureSignature) -> str:
+    """The line, after which the job trained on for long, and then failed by something else."""
+    other = f"{OWN_FRAME.format(code='total = part / count')}ZeroDivisionError: division by zero"
+    return f"{matched(signature)}\n{STEPS}{other}"
+
+
+def before_the_end(signature: FailureSignature) -> str:
+    """The line, after which the job trained on and came to its end."""
+    return f"{matched(signature)}\n{STEPS}{{'train_runtime': 12.1, 'train_loss': 2.1}}\nTraining completed."
+
+
+def in_a_list(signature: FailureSignature) -> str:
+    """A row of a table of failures that a program prints, with a number before it."""
+    return f"known failures:\n  17) | {matched(signature)} | see chapter 3 |\n{STEPS}"
+
+
+def in_an_option(signature: FailureSignature) -> str:
+    """The value of an option in a command line that is shown."""
+    words = matched(signature).replace("'", "")
+    return f"+ python train.py --note '{words}' --epochs 3\n{STEPS}"
+
+
+def in_a_report(signature: FailureSignature) -> str:
+    """The short summary of a test run."""
+    return f"PASSED tests/test_words.py::test_text[{matched(signature)}]\n3 passed in 1.2s"
+
+
 KINDS: tuple[Callable[[FailureSignature], str], ...] = (
     told,
     in_code,
@@ -74,6 +109,12 @@ KINDS: tuple[Callable[[FailureSignature], str], ...] = (
     in_another_order,
     as_data,
     denied,
+    of_another_package,
+    before_many_steps,
+    before_the_end,
+    in_a_list,
+    in_an_option,
+    in_a_report,
 )
 
 

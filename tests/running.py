@@ -194,11 +194,15 @@ def step_of(run_dir: Path) -> int:
 
 
 def reaches(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
-    """Wait until the run has done that step."""
+    """Wait until the run has done that step in this process: the lines of an attempt before a resume don't count."""
+    # The system counts a process's start in hundredths from its boot, which may lie a little beside the clock.
+    since = psutil.Process(process.pid).create_time() - 1
 
     def there() -> bool:
         assert process.poll() is None, process.communicate()
-        return step_of(run_dir) >= step
+        plans = plans_of(run_dir)
+        # A resumed run drops its lines after the checkpoint before it writes its plan.
+        return bool(plans) and plans[-1]["time"] >= since and step_of(run_dir) >= step
 
     until(there, f"step {step}")
 
@@ -280,9 +284,14 @@ def cut_off(source: Path, step: int, target: Path) -> None:
             shutil.rmtree(folder)
 
 
+def plans_of(run_dir: Path) -> list[dict]:
+    """The line that each attempt of a run wrote when it was about to train."""
+    return [line for line in lines_of(run_dir / "events.jsonl") if line["event"] == "plan"]
+
+
 def starts_of(run_dir: Path) -> list[int]:
     """The step at which each attempt of a run began."""
-    return [line["start_step"] for line in lines_of(run_dir / "events.jsonl") if line["event"] == "plan"]
+    return [line["start_step"] for line in plans_of(run_dir)]
 
 
 def ports_of(run_dir: Path) -> set[str]:

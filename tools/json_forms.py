@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
+from dsrun.cli.explain import NameExplanation
 from dsrun.config.compare import Difference
 from dsrun.config.presets.explain import ExplainedKey
+from dsrun.job.health import Health
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.jobs.runs.compare_runs import Agreement
@@ -103,6 +105,7 @@ class Show(TypedDict):
     scores: dict[str, dict[str, float]]
     skipped_steps: int | None
     tokens_per_second: float | None
+    health: Health | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
     measured: Took | None
     rank_0_memory_bytes: Bytes
@@ -488,6 +491,8 @@ class Finetune(TypedDict):
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
     measured: Took
+    pushed: NotRequired[Annotated[str, "with --push: the commit's address"]]
+    push_failed: NotRequired[Annotated[str, "with --push: why the model is not on the Hub"]]
 
 
 class Launch(TypedDict):
@@ -633,6 +638,7 @@ FORMS = {
     "launch": Form(("dsrun launch", "dsrun rerun (of a script)"), Launch),
     "dry-run": Form(("dsrun finetune --dry-run", "dsrun launch --dry-run"), DryRun),
     "explain": Form(("dsrun finetune --explain",), Explain),
+    "explanation": Form(("dsrun explain NAME",), NameExplanation),
     "detached": Form(("dsrun finetune --detach", "dsrun launch --detach"), Detached),
     "export": Form(("dsrun export RUN",), Export),
     "evaluate": Form(("dsrun evaluate MODEL",), Evaluate),

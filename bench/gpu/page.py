@@ -260,7 +260,7 @@ COMPILED = {
     "zero": ("8b-widths-4k", "8b-widths-4k-compile"),
     "fsdp": ("8b-widths-4k-fsdp", "8b-widths-4k-fsdp-compile"),
 }
-"""Engine (dsrun.planner.measured) -> the cases of speed.py without and with --compile."""
+"""Engine (dsrun.planner.analysis.measured) -> the cases of speed.py without and with --compile."""
 MEASURED = """# --compile on this GPU, made by `python bench/gpu/page.py --write` from the results in bench/results/gpu.
 # `dsrun finetune` reads it: where a step is so much faster that it pays, layers are compiled unless somebody says no.
 seconds_without = {without:.6g}

@@ -33,7 +33,8 @@ from dsrun.planner.host_memory import host_memory
 from dsrun.planner.speed import Hardware, speed
 
 PRESETS = ("ddp", "zero2", "zero3", "zero2-offload", "zero3-offload", "fsdp", "fsdp-offload", "zero1")
-"""Of those that are left out zero3-hpz and fsdp-hybrid are another one on one host, and zero3-nvme is its disk's."""
+"""Presets that are measured. zero3-hpz and fsdp-hybrid are another of these on one host, and zero3-nvme's time is its
+disk's."""
 TOKENS, STEPS, TINY_STEPS = 1024, 6, 3
 MODELS = {
     "100m": Case("bench-100m", 768, 2048, 12, 12, 12, 8192, TOKENS, micro_batch=1, steps=6),

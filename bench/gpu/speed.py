@@ -66,7 +66,7 @@ from dsrun.models import model_files
 from dsrun.planner import gpus as kinds
 
 WARM, STEPS, TINY_STEPS = 2, 10, 4
-"""Of a run, the first WARM left out."""
+"""Steps of a run; the first WARM of them are left out of the times."""
 TRIES = 5
 MATRIX = {"cuda": 8192, "cpu": 256}
 """Rows of the matrices whose product is timed."""

@@ -53,7 +53,7 @@ WAYS = {
 }  # fmt: skip
 """Other ways to compute the same numbers."""
 BY_TOKENS = ("--preset", "zero2", "--tokens-per-batch", "4000")
-"""Whose steps hold other examples: that it trains is all that is asked."""
+"""Cases whose steps hold other examples: that they train is all that is asked."""
 GPUS_ALONE = (
     "attention-flash",
     "zero2-offloaded-activations",

@@ -212,7 +212,7 @@ def smallest(found: Disagreement, ask: Ask) -> Disagreement:
 
 
 def core(case: Case, outcome: Outcome, ask: Ask) -> tuple[Case, Outcome]:
-    """Of a config that DeepSpeed stops at, the keys that it takes: nothing else is left for dsrun to blame."""
+    """The keys that DeepSpeed takes in a config that it stops at: nothing else is left for dsrun to blame."""
     return minimised(case, ask, lambda _, answer: same(answer, outcome))
 
 

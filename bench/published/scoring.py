@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dsrun.planner import accuracy
+from dsrun.planner.analysis import accuracy
 from dsrun.planner.gpu_memory import GIB, gpu_memory
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, chance, demand
@@ -273,7 +273,7 @@ def by_class(rows: Sequence[Row]) -> dict[str, tuple[Score, float | None]]:
 
 
 def by_plans_class(rows: Iterable[Row]) -> dict[str, dict[str, Score]]:
-    """Part -> the class that a plan names (dsrun/planner/accuracy.py) -> its score, over whatever counter was read."""
+    """Part -> the class that a plan names (planner/analysis/accuracy.py) -> its score, by whatever counter."""
     memory: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     for row in rows:

@@ -65,7 +65,11 @@ def _of_logs(logs: Sequence[str]) -> Diagnosis:
     run = past_runs.read(folder)
     rank = run.diagnosis.get("rank")
     diagnosis = run_logs.of_run(
-        folder, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since")
+        folder,
+        rank=rank,
+        said="\n".join(run.problems),
+        since=run.diagnosis.get("since"),
+        hosts=run.any_job.hosts,
     )
     return diagnosis if run.script else _with_changes(diagnosis, run.job)
 

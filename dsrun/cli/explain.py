@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from dsrun.cli.output.columns import folded, screen_width
+from dsrun.cli.output.results import print_json
 from dsrun.cli.parsing.completion import explained
 from dsrun.errors import DsrunError
 
@@ -26,12 +28,18 @@ LISTED = 8
 LISTS = "`dsrun explain` lists the rules, `dsrun explain signatures` the signatures."
 
 
+Kind = Literal[
+    "rules", "rule", "signatures", "signature", "combinations", "combination", "key", "library name"
+]
+
+
 @click.command("explain")
 @click.argument(
     "what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS|NAME]", shell_complete=explained
 )
 @click.option("--parameter", metavar="NAME", help="A parameter of the function or class that is named.")
-def command(what: str | None, parameter: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(what: str | None, parameter: str | None, *, as_json: bool) -> None:
     """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, versions that don't go together, or
     a name of transformers, torch and the like: which releases have it, and what took its place.
     Without any, list the rules. With a Chinese LANG the commonest rules are explained in Chinese.
@@ -46,8 +54,40 @@ def command(what: str | None, parameter: str | None) -> None:
     dsrun explain transformers.models.llama.modeling_llama.LlamaSdpaAttention
     dsrun explain transformers.TrainingArguments --parameter evaluation_strategy
     """
-    if what and _name(what, parameter):
-        return
+    answer = explanation(what, parameter)
+    if as_json:
+        print_json("explanation", asdict(answer))
+    else:
+        _show(answer)
+
+
+@dataclass(frozen=True)
+class NameExplanation:
+    """What a name stands for. The keys of --json are these."""
+
+    kind: Kind
+    """What the name is of; combinations are of versions that don't go together."""
+    name: str | None
+    """The name as it is known; None for the list of rules."""
+    lines: Sequence[str]
+    """The text. One with line ends in it is a paragraph, or a block of several."""
+
+
+INDENTS = {
+    "rules": 16,
+    "rule": 0,
+    "signatures": LISTED,
+    "combinations": LISTED,
+    "combination": 15,
+    "library name": 13,
+}
+"""Columns before the second line of a folded text, where they aren't 4."""
+
+
+def explanation(what: str | None, parameter: str | None) -> NameExplanation:
+    """The explanation of a name. Raises DsrunError where nothing has it."""
+    if what and (texts := _of_a_library(what, parameter)):
+        return NameExplanation("library name", what, texts)
     if parameter:
         raise DsrunError(
             f"--parameter asks of a function or class, and there are no data of {what or 'none'}",
@@ -57,39 +97,44 @@ def command(what: str | None, parameter: str | None) -> None:
     from dsrun.config.rules import find_rules
 
     rules = {rule.id: rule for rule in find_rules()}
+    lines: Iterable[str]
+    kind: Kind = "rule"
+    name = what
     if what is None:
-        _show(f"{rule.id}  {rule.severity:9}{rule.about}" for rule in rules.values())
+        kind, lines = "rules", (f"{rule.id}  {rule.severity:9}{rule.about}" for rule in rules.values())
     elif (rule_id := what.upper()) in rules:
-        _show(_rule(rules[rule_id]), 0)
+        name, lines = rule_id, _rule(rules[rule_id])
     elif rule_id.startswith("DS") and rule_id[2:].isdigit():
         raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
     elif what == SIGNATURES:
-        _show(_signatures(), LISTED)
+        kind, lines = "signatures", _signatures()
     elif what == VERSIONS:
-        known = versions.combinations().items()
-        _show(
-            (
-                f"{name:28}{combination.severity:9}{combination.in_words}: {combination.happens}"
-                for name, combination in known
-            ),
-            LISTED,
+        kind = "combinations"
+        lines = (
+            f"{name:28}{combination.severity:9}{combination.in_words}: {combination.happens}"
+            for name, combination in versions.combinations().items()
         )
     elif what in versions.combinations():
         same = _signature(what)  # a signature may have the name: both are about one thing
-        _show([*_versions(versions.combinations()[what]), *(["", *same] if same else [])], 15)
+        kind = "combination"
+        lines = [*_versions(versions.combinations()[what]), *(["", *same] if same else [])]
+    elif lines := _signature(what):
+        kind = "signature"
     else:
-        _show(_signature(what) or _key(what.removeprefix("$.")), 4)
+        name = what.removeprefix("$.")
+        kind, lines = "key", _key(name)
+    return NameExplanation(kind, name, list(lines))
 
 
-def _show(lines: Iterable[str], indent: int = 16) -> None:
-    """Texts, folded at words where stdout is a terminal; not a log's lines, which stand 4 columns in."""
+def _show(answer: NameExplanation) -> None:
+    """A text, folded at words where stdout is a terminal; not a log's lines, which stand 4 columns in."""
     columns = screen_width()
-    for text in lines:
+    for text in answer.lines:
         if columns is None or text.startswith("    "):
             click.echo(text)
             continue
         for line in BROKEN.sub(" ", text).split("\n"):
-            click.echo(folded(line, columns, indent))
+            click.echo(folded(line, columns, INDENTS.get(answer.kind, 4)))
 
 
 def _rule(rule: Rule) -> Iterator[str]:
@@ -123,16 +168,15 @@ def _rule(rule: Rule) -> Iterator[str]:
     yield f'Silence it in one file with "_dsrun_ignore": ["{rule.id}"], in one run with --ignore {rule.id}.'
 
 
-def _name(path: str, parameter: str | None) -> bool:
-    """Show what the releases say of a name of one of their packages; whether it is one."""
+def _of_a_library(path: str, parameter: str | None) -> list[str]:
+    """What the releases say of a name of one of their packages; empty where it is none."""
     from dsrun.releases.packed import package_of
 
     if package_of(path) is None:
-        return False
+        return []
     from dsrun.releases.words import explained
 
-    _show(explained(path, parameter or ""), 13)
-    return True
+    return list(explained(path, parameter or ""))
 
 
 def _signatures() -> Iterator[str]:

@@ -59,6 +59,7 @@ def command(words: tuple[str, ...], **values: Any) -> None:
 
 def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
+    from dsrun.cli.jobs import pushing
     from dsrun.cli.jobs.detach import detached
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
     from dsrun.cli.parsing.run_file import text_of
@@ -89,6 +90,7 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     # pod all but the first never get further than join_pods.
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
+    pushing.goal(options)
     request = FinetuneRequest(model, requested)
 
     def plan(allocator: Allocator, for_good: bool) -> PlannedJob[Job]:
@@ -96,6 +98,7 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
 
     with allocated(plan, connection, options, dry_run=only_look) as (planned, machine):
         tell(planned.notes)
+        pushing.check_model(planned.job, options)
         if only_look:
             _show(planned, connection, options, resume=resume)
         else:
@@ -164,6 +167,7 @@ def run(
     """Carry a job out (cli/jobs/running.py), with a view of its progress. run_file: what the run's folder keeps."""
     from shlex import join
 
+    from dsrun.cli.jobs import pushing
     from dsrun.cli.jobs.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
@@ -192,6 +196,7 @@ def run(
         resume=resume,
         away=away,
         run_file=run_file,
+        after=lambda result: pushing.push_result(job, options, result),
     )
 
 

@@ -19,6 +19,7 @@ from dsrun.options.table import (
     HostOptions,
     JsonOptions,
     OutputOptions,
+    PushOptions,
     RestoreOptions,
     WaitOptions,
 )
@@ -36,6 +37,7 @@ AS_IT_WAS = frozenset(
         HostOptions,
         WaitOptions,
         DetachOptions,
+        PushOptions,
         ForceOptions,
         JsonOptions,
         OutputOptions,
@@ -63,6 +65,7 @@ def command(run: str, **values: Any) -> None:
     dsrun rerun runs/first --lr 1e-4 --dry-run    what would run with another
     """
     from dsrun.cli import finetune, launch
+    from dsrun.cli.jobs import pushing
     from dsrun.cli.jobs.detach import detached
     from dsrun.cli.jobs.running import allocated, tell
     from dsrun.cli.parsing.where import connection_of
@@ -82,6 +85,9 @@ def command(run: str, **values: Any) -> None:
         raise click.UsageError(
             "--force is for a fine-tune that is predicted to run out of memory; RUN is a script's."
         )
+    if past.script and (options.push or options.public):
+        raise click.UsageError("--push is for a fine-tune's model; RUN is a script's.")
+    pushing.goal(options)
     devices = select(DeviceRequest, options)
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=False)
 
@@ -101,6 +107,7 @@ def command(run: str, **values: Any) -> None:
         if past.script:
             launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)
         else:
+            pushing.check_model(planned.job, options)
             chosen = select(FinetuneOptions, options)
             finetune.run(planned.job, machine, connection, chosen, resume=None, away=away)
 

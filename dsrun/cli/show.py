@@ -160,6 +160,8 @@ def _results(run: Run) -> None:
         _line(when, "  ".join(f"{name.upper()} {score:.2f}" for name, score in scores.items()))
     if run.tokens_per_second:
         _line("speed", f"{run.tokens_per_second:,.0f} tokens/s")
+    if run.health and run.health.slow:
+        _line("slow", run.health.words)
     _memory(run)
 
 

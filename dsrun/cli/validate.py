@@ -13,12 +13,11 @@ from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from dsrun.config.rules import Setting
     from dsrun.config.validation.sources import ConfigText
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
-    from dsrun.errors import Problem
 
 COUNT = click.IntRange(min=1)
 COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -115,6 +114,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     dsrun validate ds.hjson --diff | patch -p1     for Hjson, and for comments
     """
     from dsrun.config.validation import sources
+    from dsrun.trainers.judging import judged, with_inner
 
     if given["unsafe_fixes"] and not (given["fix"] or given["show"]):
         raise click.UsageError("--unsafe-fixes needs --fix or --diff.")
@@ -127,41 +127,17 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     setting, selection = _setting(given), _selection(given)
     texts, problems = sources.gather(files)
     results: list[ValidationResult] = []
-    for file in _with_inner(texts, problems):
-        judged = _judged(file, setting, selection, given["target"])
+    for file in with_inner(texts, problems, lambda line: echo_folded(f"dsrun: {line}", 2, err=True)):
+        of_file = judged(file, setting, selection, given["target"])
         inner = file.path is None and file.name != sources.PIPE
         if (given["fix"] or given["show"]) and not (file.is_yaml or file.is_script or inner):
             with collected(problems):
-                judged = [_fixed(file, result, setting, selection, given) for result in judged]
-        results += judged
+                of_file = [_fixed(file, result, setting, selection, given) for result in of_file]
+        results += of_file
     _show(results, setting, selection, given)
     raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
-
-
-def _with_inner(texts: Sequence[ConfigText], problems: list[Problem]) -> Iterator[ConfigText]:
-    """The texts, and those that they name. In place of a file that is no config stands the one that it names; what such
-    a file is goes to stderr, and is a problem where there is nothing to check."""
-    from dsrun.config.validation.sources import is_plainly_a_config
-    from dsrun.errors import Problem
-
-    for file in texts:
-        foreign = None
-        if not is_plainly_a_config(file):
-            from dsrun.trainers.configs_within import within
-
-            foreign = within(file)
-        if foreign is None or foreign.holds_some:
-            yield file
-        if foreign is not None and foreign.configs:
-            names = ", ".join(text.name for text in foreign.configs)
-            echo_folded(f"dsrun: {file.name} {foreign.what}; checked: {names}", 2, err=True)
-            yield from foreign.configs
-        elif foreign is not None and not foreign.holds_some:
-            problems.append(
-                Problem(f"{foreign.what}, and holds no DeepSpeed config", file.name, foreign.next_step)
-            )
 
 
 def _show(
@@ -224,23 +200,6 @@ def _setting(given: dict[str, Any]) -> Setting:
     if note:
         click.echo(f"dsrun: {note}", err=True)
     return setting
-
-
-def _judged(
-    file: ConfigText, setting: Setting, selection: RuleSelection, target: str | None
-) -> list[ValidationResult]:
-    """The results on a file: a YAML may name a second one, a script may hold several."""
-    from dsrun.config.validation.validate import validate
-
-    if file.is_script:
-        from dsrun.config.validation import scripts
-
-        return scripts.validate(file, setting, selection, target=target)
-    if file.is_yaml:
-        from dsrun.config.accelerate import findings as accelerate_yaml
-
-        return accelerate_yaml.validate(file, setting, selection, target=target)
-    return [validate(file.data, file.name, setting, target=target, selection=selection)]
 
 
 def _fixed(

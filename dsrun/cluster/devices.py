@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -119,14 +120,23 @@ class VisibleDevices(NamedTuple):
     """The setting that hides others, in words; empty where none does."""
 
 
+WITHOUT_DEVICES = ("emscripten", "wasi")
+"""Platforms on which Python sees no device."""
+
+
 def detect(environ: Mapping[str, str]) -> Machine:
     """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has.
 
     Raises DsrunError where it has GPUs that can't be used and nobody asked for CPUs: training there on CPUs instead
-    takes days, and looks as if all were well.
+    takes days, and looks as if all were well; and in a browser, which shows no page the machine's devices.
     """
     from dsrun.host.memory import host_ram
 
+    if sys.platform in WITHOUT_DEVICES:
+        raise DsrunError(
+            "no GPU is named, and a browser doesn't show this machine's",
+            hint="Name one, such as --gpu a100-80g, or its memory: --gpu-memory 24GiB.",
+        )
     accelerator = environ.get("DS_ACCELERATOR")
     (gpus, left_out, fault), reason = _ask_nvml(), f"DS_ACCELERATOR={accelerator}"
     if accelerator and accelerator not in {"cpu", "cuda"}:

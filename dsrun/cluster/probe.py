@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import resource
 import shutil
 import sys
 import time
@@ -151,6 +150,8 @@ class Probe:
 
     def fact_limits(self) -> Any:
         """The limits of a process, None: no limit; and what Slurm gave, where it did."""
+        import resource  # which a browser's Python lacks
+
         kinds = {"open_files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
         limits = {
             name: [_limit(number) for number in resource.getrlimit(kind)] for name, kind in kinds.items()
@@ -185,6 +186,8 @@ class Probe:
 
     def fact_memlock(self) -> Any:
         """Bytes that a process may lock in memory; None: no limit. InfiniBand and NVMe buffers are locked."""
+        import resource
+
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         cards = sorted(path.name for path in CARDS.glob("*"))
         return {"limit": _limit(soft), "infiniband": cards}
@@ -279,6 +282,8 @@ class Probe:
 
 
 def _limit(number: int) -> int | None:
+    import resource
+
     return None if number == resource.RLIM_INFINITY else number
 
 

@@ -220,7 +220,9 @@ def _hint_for(column: str, kind: str, columns: Columns, names: list[str]) -> str
         return f"Its columns are divided by {word}: save it with commas, or with tabs as .tsv."
     if kind == PROMPT_RESPONSE and len(names) == 1:  # there can't be two
         return f"If it is plain text: {flags[columns.text]} {quote(names[0])}."
-    return f"Name it with {flags[column]}."
+    return (
+        f"Did you mean {near!r}? {flags[column]} {quote(near)}" if near else f"Name it with {flags[column]}."
+    )
 
 
 def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | None:

@@ -144,6 +144,23 @@ def fitting_together(lengths: Sequence[ExampleLength]) -> int:
     return _rounded(sorted(length.prompt + length.response for length in lengths)[place])
 
 
+def divided(longest: int, lengths: Sequence[ExampleLength]) -> tuple[int, int]:
+    """The parts of a limit that prompt and response share.
+
+    They hold where both are too long; the second is also how long an answer may get in an evaluation. So the response
+    gets what COVERED_SHARE of the responses need, from what the prompts leave or from its half. Without examples both
+    get a half.
+    """
+    half = longest // 2
+    if not lengths:
+        return longest - half, half
+    place = math.ceil(len(lengths) * (1 - (1 - COVERED_SHARE) / 2)) - 1
+    prompt = sorted(length.prompt for length in lengths)[place]
+    response = _rounded(sorted(length.response for length in lengths)[place])
+    target = min(response, max(half, longest - prompt))
+    return longest - target, target
+
+
 def _rounded(tokens: int) -> int:
     return -(-tokens // LIMIT_STEP) * LIMIT_STEP
 

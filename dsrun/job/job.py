@@ -97,6 +97,18 @@ class DataSpec(FormatOptions, LengthOptions, EncodingOptions):
         """All training files."""
         return (self.train_file, *self.more_files)
 
+    def answer_tokens(self, prompts: Sequence[int], positions: int | None) -> int:
+        """Tokens of the answers to a batch of prompts (their tokens), at most.
+
+        A prompt may have taken what its response left of a limit for both: the answer gets what it leaves.
+        """
+        most = self.max_target_length
+        if self.max_length is not None:
+            most = min(most, self.max_length - min(prompts))
+        if positions is not None:
+            most = min(most, positions - max(prompts))
+        return max(1, most)
+
 
 class TrainingSpec(
     TokenBatchOptions, OptimizerOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions
@@ -305,6 +317,8 @@ class Job(_OnHosts):
             groups = {"tp": self.parallel.tp, "sp": self.parallel.sp, "pp": self.parallel.pp}
             divided = [f"{name} {size}" for name, size in groups.items() if size > 1]
             layout = ", " + " x ".join([*divided, f"dp {self.dp_size}"]) if divided else ""
+            if self.parallel.ep > 1:
+                layout += f", experts over {self.parallel.ep} ranks"
             return f"ZeRO stage {self.zero_stage}{layout}"
         copies = self.world_size // self.fsdp.shard_ranks
         shared = f"FSDP, sharded over {self.fsdp.shard_ranks} ranks" + f", {copies} copies" * (copies > 1)

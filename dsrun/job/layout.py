@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 JOB = "job.json"
@@ -34,6 +35,8 @@ VISIBLE_DEVICES = "DSRUN_VISIBLE_DEVICES"
 """Value of CUDA_VISIBLE_DEVICES for the host's ranks, where the job itself can't say it."""
 LOG_LIMIT = "DSRUN_LOG_LIMIT"
 """How many bytes of each rank's log are kept; unset or 0 for all."""
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""Has a rank write its threads' stacks into their file."""
 RANK_MODULE = "dsrun.jobs.supervision.rank"
 """The module that every rank's process runs."""
 
@@ -41,6 +44,11 @@ RANK_MODULE = "dsrun.jobs.supervision.rank"
 def state_file(rank: int) -> str:
     """The file with a rank's own state (rank_state.py)."""
     return f"{STATE}/rank-{rank}.json"
+
+
+def stack_file(rank: int) -> str:
+    """The file with the stacks of a rank's threads, taken while it ran and another one had failed; else empty."""
+    return f"{STATE}/stack-{rank}.txt"
 
 
 def whole_checkpoints(run_dir: Path) -> list[Path]:

@@ -83,6 +83,18 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def exit_code_of(pid: int) -> int | None:
+    """The exit code of a process that has ended and that nobody has collected yet, -N for signal N (proc(5), the last
+    field of stat); None where it runs, is gone, or is another user's."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+        if fields[0] in ("Z", "X"):
+            return os.waitstatus_to_exitcode(int(fields[49]))
+    return None
+
+
 def rank_process(pid: int) -> psutil.Process | None:
     """The rank with this process id; None where it is gone, and its number maybe a stranger's."""
     with contextlib.suppress(psutil.Error, ValueError, OverflowError):

@@ -43,8 +43,10 @@ class RankState:
         return bool(self.fields["status"] != RUNNING)
 
     def end(self, status: str, **fields: Any) -> None:
-        """The last word: "finished", "failed" (with error and traceback) or "stopped"."""
-        self.write(status=status, ended=time.time(), **fields)
+        """The last word: "finished", "failed" (with error, traceback and exit code; 1 where none is given) or
+        "stopped"."""
+        code = {"code": 1} if status == FAILED else {}
+        self.write(status=status, ended=time.time(), **{**code, **fields})
 
     def write(self, **fields: Any) -> None:
         """Add fields, and write the file as one."""

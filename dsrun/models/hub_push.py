@@ -44,7 +44,8 @@ def target(name: str, *, public: bool) -> PushTarget:
 
     public: whether everybody may see it. What is there already keeps who may see it, and has to agree.
     """
-    repository = hub.parse(name if name.startswith(hub.HF) else f"{hub.HF}{name}")
+    named = name.removeprefix(hub.HF)
+    repository = hub.parse(f"{hub.HF}{named}") if hub.ID.fullmatch(named) else None
     if repository is None or repository.revision:
         message = f"{name!r} names no repository to push to"
         raise DsrunError(message, where=OPTION, hint="As in OWNER/NAME, without a revision.")

@@ -33,6 +33,7 @@ from dsrun.options.table import (
     ParallelismOptions,
     PeftOptions,
     PrecisionOptions,
+    PushOptions,
     RestoreOptions,
     RowOptions,
     SaveOnStopOptions,
@@ -56,7 +57,7 @@ class FinetuneOptions(
     OptimizerArguments, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions,
     CheckpointOptions, TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
-    RestoreOptions, DetachOptions, ForceOptions, JsonOptions,
+    RestoreOptions, PushOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
     """Run.
 
@@ -78,6 +79,7 @@ class ResumeOptions(
     SupervisionOptions,
     SaveOnStopOptions,
     RestoreOptions,
+    PushOptions,
     DetachOptions,
     ForceOptions,
     JsonOptions,
@@ -97,6 +99,12 @@ class ResumeOptions(
     sp: int | None = option(
         None,
         "Go on with sequence parallelism over as many ranks; 1: with none.",
+        at_least=1,
+        default_text="the run's",
+    )
+    ep: int | None = option(
+        None,
+        "Go on with every layer's experts divided over as many ranks; 1: over none.",
         at_least=1,
         default_text="the run's",
     )
@@ -431,7 +439,7 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     )
 
 
-class ExportOptions(RestoreOptions, JsonOptions):
+class ExportOptions(RestoreOptions, PushOptions, JsonOptions):
     """Export.
 
     The options of `dsrun export`.
@@ -444,12 +452,6 @@ class ExportOptions(RestoreOptions, JsonOptions):
         None, "chatglm: the format that the model came in. text: the text model alone. adapter: not the merged model.",
         choices=WRITTEN_FORMATS, default_text="the run's",
     )  # fmt: skip
-    push: str | None = option(
-        None,
-        "Push it to the Hugging Face Hub, in one commit; a new repository is private.",
-        metavar="OWNER/NAME",
-    )
-    public: bool = option(False, "With --push: everybody may see it.")
 
 
 class EvaluateOptions(
@@ -468,9 +470,9 @@ class EvaluateOptions(
     data_format: str = again(
         FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
     )
-    max_length: int | None = again(LengthOptions, "max_length", default_text="the run's")
-    max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 512")
-    max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 512")
+    max_length: int | None = again(LengthOptions, "max_length", default_text="the run's, or 1024")
+    max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's")
+    max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's")
     limit: int | None = option(None, "Only the first N examples.", at_least=1, metavar="N")
     generate_rows: int | None = option(
         None,

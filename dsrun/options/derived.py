@@ -131,7 +131,7 @@ MICRO_TOKENS = 16384
 """Tokens of a micro batch, at most: a GPU's matrix units are full long before."""
 BY_TOKENS = ("global_batch", "micro_batch", "grad_accum")
 """Options that describe a step in examples; --tokens-per-batch works them out."""
-BY_LAYOUT = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
+BY_LAYOUT = ("preset", "tp", "sp", "pp", "ep", "micro_batch", "grad_accum")
 """Options that --layout auto works out, and that may not be given beside it."""
 
 
@@ -341,11 +341,11 @@ def by_max_length(known: Resolved[FinetuneOptions]) -> Layer:
     if options.max_length is None:
         return NOTHING
     own, flag = known.source("max_length"), flag_of(FinetuneOptions, "max_length")
-    if options.official:
+    strongest = max(("max_source_length", "max_target_length"), key=known.source)
+    if options.official and known.source(strongest) <= own:
         raise DsrunError(
             "--official has a limit for prompts and one for responses", where=flag, hint="Leave one out."
         )
-    strongest = max(("max_source_length", "max_target_length"), key=known.source)
     if known.source(strongest) == own >= Source.RUN_FILE:
         raise DsrunError(
             f"and {flag_of(FinetuneOptions, strongest)} limit the same tokens",

@@ -141,7 +141,7 @@ def _apart_names(optimizer: str) -> frozenset[str]:
 
 
 def _of_optimizer(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Of each text of --set that is an argument of the optimizer: its name, its value, and the whole text."""
+    """The arguments of the optimizer among the texts of --set: the name, the value and the whole text of each."""
     for text in texts:
         path, _, value = text.partition("=")
         path = path.strip().removeprefix("$.")

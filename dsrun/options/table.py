@@ -73,7 +73,7 @@ class ParallelismOptions(OptionGroup):
     """Parallelism.
 
     Ranks that work on the same examples. What is left of them after that is data parallel: each such group has its own
-    share of a step's examples. The ranks of a group are neighbours.
+    share of a step's examples. The ranks of a group are neighbours. With --ep each rank has examples of its own.
     """
 
     tp: int = option(
@@ -89,6 +89,12 @@ class ParallelismOptions(OptionGroup):
         at_least=1,
         at_most=MOST_RANKS,
     )
+    ep: int = option(
+        1,
+        "Expert parallelism: ranks that divide the experts of every layer, each with examples of its own.",
+        at_least=1,
+        at_most=MOST_RANKS,
+    )
 
     @property
     def group(self) -> int:
@@ -96,9 +102,15 @@ class ParallelismOptions(OptionGroup):
         return self.tp * self.sp * self.pp
 
     @property
+    def alone(self) -> bool:
+        """Whether ranks are data parallel in everything: each has examples of its own, and all weights or ZeRO's
+        share of them."""
+        return self.group * self.ep == 1
+
+    @property
     def words(self) -> str:
         """The options as given: "--tp 2"; empty where every rank has examples of its own."""
-        sizes = {"--tp": self.tp, "--sp": self.sp, "--pp": self.pp}
+        sizes = {"--tp": self.tp, "--sp": self.sp, "--pp": self.pp, "--ep": self.ep}
         return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
 
@@ -190,11 +202,16 @@ class LengthOptions(OptionGroup):
 
     max_length: int | None = option(
         None,
-        "Longest example in tokens, prompt and response together, in place of a limit for each.",
+        "Longest example in tokens, prompt and response together.",
         at_least=2,
+        default_text="99 % fit",
     )
-    max_source_length: int = option(512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit")
-    max_target_length: int = option(512, "Longest response in tokens.", at_least=1, default_text="99 % fit")
+    max_source_length: int = option(
+        512, "Longest prompt in tokens, in place of --max-length.", at_least=1, default_text="99 % fit"
+    )
+    max_target_length: int = option(
+        512, "Longest response in tokens, in place of --max-length.", at_least=1, default_text="99 % fit"
+    )
 
     @property
     def longest_example(self) -> int:
@@ -666,6 +683,21 @@ class RestoreOptions(OptionGroup):
         True, "Read all of its files first, and compare them with their digests. Sizes are always compared.",
         flags=("--digests/--no-digests",), command_line_only=True,
     )  # fmt: skip
+
+
+class PushOptions(OptionGroup):
+    """Run.
+
+    Where the model goes when it is finished.
+    """
+
+    push: str | None = option(
+        None,
+        "Push the model to the Hugging Face Hub, in one commit; a new repository is private.",
+        metavar="OWNER/NAME",
+        command_line_only=True,
+    )
+    public: bool = option(False, "With --push: everybody may see it.", command_line_only=True)
 
 
 class DetachOptions(OptionGroup):

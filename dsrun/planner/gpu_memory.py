@@ -42,14 +42,16 @@ DDP_BUCKET = 500_000_000
 
 AT: dict[str, dict[str, float]] = {
     "turn": {
-        "activations": 1, "logits": 1, "gathered": 1, "buckets": 1, "carried": 1, "dequantized_head": 1,
+        "activations": 1, "logits": 1, "gathered": 1, "viewed": 1, "buckets": 1, "carried": 1,
+        "dequantized_head": 1,
     },
     "middle": {
-        "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
-        "dequantized": 1, "fp8_casts": 1,
+        "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "viewed": 1, "experts": 1, "buckets": 1, "carried": 1,
+        "reduce_copy": 1, "dequantized": 1, "fp8_casts": 1, "exchanged": 1,
     },
     "end": {
-        "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "buckets": 1, "gradients": 1, "reduce_copy": 1,
+        "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "viewed": HELD_AT_END, "experts": 1, "buckets": 1,
+        "gradients": 1, "reduce_copy": 1,
     },
     "step": {"step": 1},
 }  # fmt: skip
@@ -57,11 +59,11 @@ AT: dict[str, dict[str, float]] = {
 AT_ON_CPU: dict[str, dict[str, float]] = {
     "turn": AT["turn"],
     "middle": {name: share for name, share in AT["middle"].items() if name != "reduce_copy"},
-    "end": {**AT["end"], "gathered": 0, "gloo_copy": 1, "kept_by_malloc": 1},
+    "end": {**AT["end"], "gathered": 0, "experts": 0, "gloo_copy": 1, "kept_by_malloc": 1},
     "step": {**AT["step"], "kept_by_malloc": 1},
 }
 """Moment -> the share of each temporary term, for ranks on CPUs."""
-WITH_LENGTHS = ("activations", "layer", "scores", "logits")
+WITH_LENGTHS = ("activations", "layer", "scores", "logits", "exchanged")
 """Temporary terms whose size depends on how long the examples of a batch are."""
 
 
@@ -173,7 +175,10 @@ def persistent(setup: Setup) -> dict[str, float]:
     if setup.engine == "fsdp" and setup.offloads:
         return {"weights": 0.0}  # of everything only the layer at work
     trained, width, shards = setup.trained, setup.weight_bytes, setup.optimizer_shards
-    held = {"weights": setup.base_bytes / setup.shards if setup.parameter_device == "gpu" else 0.0}
+    own = (
+        setup.own_share if setup.shards == 1 else 1.0
+    )  # at stage 3 the ranks with the same experts share those
+    held = {"weights": own * setup.base_bytes / setup.shards if setup.parameter_device == "gpu" else 0.0}
     if setup.method != "full":
         held["adapters"] = (setup.adapter_bytes * setup.adapters + width * setup.copies) / setup.shards
     fp32_states, bit16_states = OPTIMIZERS[setup.optimizer]
@@ -198,7 +203,7 @@ def persistent(setup: Setup) -> dict[str, float]:
     elif setup.offloads_optimizer:
         held["offload_scratch"] = width * min(_largest_trained(setup), setup.shape.parameters)
     if setup.stage == 1 and setup.fp32_gradients:
-        held["fp32_gradients"] = 4.0 * trained
+        held["fp32_gradients"] = 4.0 * trained * setup.own_share
     return held
 
 
@@ -206,6 +211,8 @@ def temporary(setup: Setup) -> dict[str, float]:
     """Terms that come and go within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
     terms = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    if setup.exchanged:
+        terms["exchanged"] = 2 * setup.exchanged
     if setup.fp8 and setup.engine == "fsdp":
         # An MLP's input and weight in 8 bits, each in the two orders that backward's products want.
         tokens, shape = setup.tokens, setup.shape
@@ -227,7 +234,7 @@ def _below_stage3(setup: Setup) -> dict[str, float]:
     width, trained, stage = setup.weight_bytes, setup.trained, setup.stage
     passing: dict[str, float] = {}
     # Stage 2 keeps its share of the gradients; with offload that goes to the host as it comes.
-    gradients = width * (setup.share if stage == 2 else trained)
+    gradients = width * (setup.share if stage == 2 else trained * setup.own_share)
     if stage == 2 and setup.offloads_optimizer:
         gradients = 0.0
     if stage >= 1:
@@ -264,12 +271,23 @@ def _stage3(setup: Setup) -> dict[str, float]:
     if setup.gpus > 1 or setup.parameter_device != "gpu":
         # What backward uses again within max_reuse elements stays gathered at the turn: half that distance, as it is
         # walked there and back (partitioned_param_coordinator.py), and the output weights, which are in use.
-        gathered = setup.held_bytes(min(shape.parameters - shape.embedding, setup.max_reuse // 2))
-        gathered += width * shape.embedding
+        own = setup.own_weights
+        within_reuse = min(own - shape.embedding, setup.max_reuse // 2)
+        # A product with experts takes their tensor through a view, which autograd keeps until backward: letting go of
+        # the weight (partition_parameters.py: free_param) frees nothing then, and backward gathers them once more.
+        experts = 0 if setup.looped_experts else shape.in_experts // setup.ep
+        viewed = experts * (1 - setup.recomputed_share)
+        gathered = setup.held_bytes(within_reuse) * (1 - viewed / own) + width * shape.embedding
+        if experts and shape.experts:
+            passing["viewed"] = setup.held_bytes(viewed)
+            # A block's experts come together, however many they are.
+            at_once = experts // (shape.layers - shape.experts.dense)
+            passing["experts"] = setup.held_bytes(max(0, at_once - within_reuse))
         if not setup.zero_init:
             # Without zero.Init's own linear function, autograd holds a view of each gathered weight (zero/linear.py),
             # but for blocks that are computed again.
-            gathered = max(gathered, setup.held_bytes(shape.parameters) * (1 - setup.recomputed_share))
+            whole = setup.held_bytes(own) * (1 - setup.recomputed_share)
+            gathered = max(gathered, whole - passing.get("viewed", 0.0))
         passing["gathered"] = gathered
     if setup.gpus > 1:
         # torch.cat in coalesced_collectives.py

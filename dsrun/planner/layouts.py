@@ -1,4 +1,4 @@
-"""Ways to divide a job over many GPUs: data, tensor, sequence and pipeline parallelism beside ZeRO.
+"""Ways to divide a job over many GPUs: data, tensor, sequence, pipeline and expert parallelism beside ZeRO.
 
 A layout is dp x tp x sp x pp with a ZeRO stage, over all ranks. The ranks of a tensor- or sequence-parallel group are
 neighbours, data-parallel ones come next, and pipeline stages are furthest apart, as DeepSpeed numbers them.
@@ -8,14 +8,17 @@ neighbours, data-parallel ones come next, and pipeline stages are furthest apart
    that of a Setup with these numbers, whose ZeRO shards are the dp x sp ranks with the same part.
 2. In a pipeline the first stage holds as many micro batches' activations as there are stages (1F1B: Narayanan et al.,
    arXiv 2104.04473), the last has the logits; the fuller of the two decides.
-3. A micro step takes its computing, what tensor and sequence parallelism exchange in every layer, which nothing hides,
-   and ZeRO's traffic, some of which computing hides. A pipeline waits (pp - 1) micro steps more (its bubble).
+3. Ranks that divide a layer's experts (ep) are data parallel: a rank has 1/ep of the experts, which the dp/ep ranks
+   with the same ones share under ZeRO, and sends each token to k experts and back in every layer.
+4. A micro step takes its computing, what tensor, sequence and expert parallelism exchange in every layer, which nothing
+   hides, and ZeRO's traffic, some of which computing hides. A pipeline waits (pp - 1) micro steps more (its bubble).
 
 Bytes: b micro batch, s length, h hidden size, w bytes of a number, L blocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -46,6 +49,8 @@ class Layout:
     pp: int = 1
     stage: int = 0
     """ZeRO's stage, over dp x sp ranks."""
+    ep: int = 1
+    """Ranks, of the data-parallel ones, that divide every layer's experts."""
 
     @property
     def shards(self) -> int:
@@ -53,11 +58,22 @@ class Layout:
         return self.dp * self.sp
 
     @property
+    def ways(self) -> int:
+        """Ways in which it divides beside data parallelism."""
+        return sum(size > 1 for size in (self.tp, self.sp, self.pp, self.ep))
+
+    @property
+    def divided(self) -> int:
+        """Ranks that a part of the model, or of its experts, is one of."""
+        return self.tp * self.sp * self.pp * self.ep
+
+    @property
     def text(self) -> str:
         """The layout in a table: "tp 8 x dp 2, ZeRO-1"."""
         sizes = {"tp": self.tp, "sp": self.sp, "pp": self.pp, "dp": self.dp}
         parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["1 GPU"]
-        return " x ".join(parts) + (f", ZeRO-{self.stage}" if self.stage else "")
+        experts = f", ep {self.ep}" if self.ep > 1 else ""
+        return " x ".join(parts) + experts + (f", ZeRO-{self.stage}" if self.stage else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +110,7 @@ def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 
 
     Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and is
     combined with neither; a pipeline has at least a block a stage, and ZeRO-1: no more (pipe/engine.py),
-    and without ZeRO DeepSpeed clips by one stage's norm.
+    and without ZeRO DeepSpeed clips by one stage's norm. Experts are divided under ZeRO, beside nothing else.
     """
     world = gpus * nodes
     divided = [(tp, 1, pp) for tp in _divisors(gpus) for pp in _divisors(world // tp)]
@@ -106,6 +122,8 @@ def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 
         for stage in stages:
             if stage == 1 if pp > 1 else not (stage and dp * sp == 1):
                 yield Layout(dp, tp, sp, pp, stage)
+    for ep in _divisors(math.gcd(world, shape.experts.count))[1:] if shape.experts else ():
+        yield from (Layout(world, stage=stage, ep=ep) for stage in stages if stage)
 
 
 def judge_layouts(
@@ -155,14 +173,14 @@ def _simplest_first(plans: list[LayoutPlan]) -> list[LayoutPlan]:
     if not running:
         return plans
     close = [plan for plan in running if _order(plan)[1] <= ALIKE * _order(running[0])[1]]
-    first = min(close, key=lambda plan: plan.layout.tp * plan.layout.sp * plan.layout.pp)
+    first = min(close, key=lambda plan: plan.layout.divided)
     return [first, *(plan for plan in plans if plan is not first)]
 
 
 def _order(plan: LayoutPlan) -> tuple[bool, float, int]:
     """The key of a plan's rank: the fastest first, tight ones by their chance, and the one that divides less of
     equals."""
-    out, divided = plan.verdict == OUT, plan.layout.tp * plan.layout.sp * plan.layout.pp
+    out, divided = plan.verdict == OUT, plan.layout.divided
     if out:
         return out, plan.used, divided
     return out, plan.seconds / (chance(plan.used) if plan.verdict == TIGHT else 1), divided
@@ -224,7 +242,7 @@ def parts(setup: Setup, layout: Layout) -> list[Setup]:
         )  # fmt: skip
         return setup.changed(
             shape=part_shape, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
-            seq_len=-(-setup.seq_len // layout.sp),
+            seq_len=-(-setup.seq_len // layout.sp), ep=layout.ep,
         )  # fmt: skip
 
     if pp == 1:
@@ -270,6 +288,9 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     # furthest apart. So each kind of traffic has links of its own, and a group that is wider than a node the network's.
     per_node = room.gpus
     inside = layout.tp * layout.sp <= per_node
+    # Each layer sends its tokens out and gets them back, all but those of its own experts.
+    experts = divided[0].exchanged * 2 * passes * _mixed_layers(shape) * _ring(1, layout.ep)
+    experts_inside = layout.ep <= per_node or room.nodes == 1
     zero_inside = layout.tp * layout.shards <= per_node or room.nodes == 1
     pipe_inside = room.nodes == 1
     network = hardware.network_gb_s / per_node * 1e9  # a GPU's share of its node's
@@ -281,7 +302,8 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     pace = _ring(1, layout.shards) / zero_rate
     # What tensor and sequence parallelism exchange stands between one matrix and the next: nothing can hide it, and it
     # counts as computing for ZeRO's traffic, which is hidden behind both.
-    busy = work + launch + tensor / link + sequence / sequence_rate
+    experts_rate = link if experts_inside else min(link, network)
+    busy = work + launch + tensor / link + sequence / sequence_rate + experts / experts_rate
     each = speeds.waiting(busy, pace * zero.micro_step)
     last = speeds.waiting(busy, pace * (zero.micro_step + zero.last))
     terms = {
@@ -289,6 +311,7 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
         "launch": m * launch,
         "tensor": m * tensor / link,
         "sequence": m * sequence / sequence_rate,
+        "experts": m * experts / experts_rate,
         "pipeline": m * onward / pipe_rate,
         # The last stage waits for pp - 1 micro batches to come through, and the first for them to come back.
         "bubble": (pp - 1) * (busy + onward / pipe_rate),
@@ -299,7 +322,9 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     reduced = zero.step(m) * _ring(1, layout.shards)
     near = m * tensor + (m * sequence if inside else 0.0) + (m * onward if pipe_inside else 0.0)
     far = (0.0 if inside else m * sequence * per_node) + (0.0 if pipe_inside else m * onward * per_node)
+    near += m * experts if experts_inside else 0.0
     near += reduced if zero_inside else 0.0
+    far += 0.0 if experts_inside else m * experts * per_node
     far += 0.0 if zero_inside else reduced * layout.tp
     terms = {name: value for name, value in {**terms, **adam}.items() if value}
     return _Timed(setup, divided, sum(terms.values()), terms, near, far)
@@ -321,10 +346,19 @@ def reasons(plan: LayoutPlan, room: MemoryBudget) -> list[str]:
         sentences.append(
             f"pp {layout.pp}: stages send little, and wait for {share:.0%} of a step (the bubble)"
         )
+    if layout.ep > 1:
+        sentences.append(
+            f"ep {layout.ep}: a rank has 1 in {layout.ep} of every layer's experts, and tokens are sent to them"
+        )
     if layout.stage:
         shared = {1: "the optimizer's states", 2: "states and gradients", 3: "states, gradients and weights"}
         sentences.append(f"ZeRO-{layout.stage}: {layout.shards} ranks share {shared[layout.stage]}")
     return sentences
+
+
+def _mixed_layers(shape: Shape) -> int:
+    """Layers with experts."""
+    return shape.layers - shape.experts.dense if shape.experts else 0
 
 
 def _ring(times: int, ranks: int) -> float:

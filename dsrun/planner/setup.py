@@ -144,6 +144,8 @@ class Setup:
     """Checkpointing's kind (torch.utils.checkpoint's use_reentrant); None: dsrun's, reentrant at stage 3 alone."""
     looped_experts: bool = False
     """A mixture's experts are computed one after another in Python (transformers 4), not in grouped products."""
+    ep: int = 1
+    """Ranks that divide every layer's experts (AutoEP)."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
 
@@ -186,6 +188,24 @@ class Setup:
         return 4 if self.precision == "fp32" or self.fp32_stream or self.kbit_casts else 2
 
     @property
+    def own_weights(self) -> int:
+        """Weights that a rank computes with: all but the other ranks' experts."""
+        return self.shape.parameters - self.shape.in_experts + self.shape.in_experts // self.ep
+
+    @property
+    def own_share(self) -> float:
+        """Those as a share of all."""
+        return self.own_weights / max(1, self.shape.parameters)
+
+    @property
+    def exchanged(self) -> float:
+        """Bytes of a micro batch's tokens on their way to experts of other ranks, in one layer: of what a rank sends,
+        as much as it gets where routers are even."""
+        if self.ep == 1 or self.shape.experts is None:
+            return 0.0
+        return float(self.computed_bytes * self.tokens * self.shape.experts.chosen * self.shape.hidden)
+
+    @property
     def block_inputs(self) -> float:
         """Bytes of the inputs of recomputed blocks, on one rank."""
         return float(self.stream_bytes * self.shape.hidden * self.recomputed * self.tokens)
@@ -225,7 +245,7 @@ class Setup:
         ends = min(psi, self.shape.embedding if self.quantized_head else self.shape.ends)
         return QUANTIZED[self.quantized] * (psi - ends) + (4 if self.kbit_casts else width) * ends
 
-    def held_bytes(self, weights: int) -> float:
+    def held_bytes(self, weights: float) -> float:
         """Bytes of this many of a block's weights as they are held, and gathered where ranks share them."""
         return float((QUANTIZED[self.quantized] if self.quantized else self.computed_bytes) * weights)
 

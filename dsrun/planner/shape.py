@@ -141,8 +141,16 @@ class Shape:
         """Weights that a token goes through: of a mixture's experts, those that are chosen."""
         if (experts := self.experts) is None:
             return self.parameters - self.frozen
-        idle = (experts.count - experts.chosen) * self.mlp_matrices * self.hidden * experts.width
-        return self.parameters - self.frozen - (self.layers - experts.dense) * idle
+        idle = self.in_experts * (experts.count - experts.chosen) // experts.count
+        return self.parameters - self.frozen - idle
+
+    @property
+    def in_experts(self) -> int:
+        """Weights of all experts, without the shared ones: one tensor a block and direction (transformers 5)."""
+        if (experts := self.experts) is None:
+            return 0
+        each = self.mlp_matrices * self.hidden * experts.width
+        return (self.layers - experts.dense) * experts.count * each
 
     @cached_property
     def matrices(self) -> Counter[int]:

@@ -242,7 +242,7 @@ def traffic(setup: Setup) -> Traffic:
     ZeRO++'s qgZ sends gradients twice, in 4 bits: within the nodes, and their sums between them; qwZ gathers 8 bits.
     FSDP's copies (hybrid sharding) are counted as one model over all ranks, which is more than they send across hosts.
     """
-    gradients, within = float(_width(setup) * setup.trained), 0.0
+    gradients, within = float(_width(setup) * setup.trained) * setup.own_share, 0.0
     if setup.quantized_reduce and setup.nodes > 1:
         gradients = within = 0.5 * setup.trained
     if _copy_in_node(setup):
@@ -274,11 +274,11 @@ def waiting(busy: float, moving: float) -> float:
 
 
 def _gathered(setup: Setup) -> float:
-    """Bytes of all weights, as they are gathered."""
+    """Bytes of all weights that a rank computes with, as they are gathered."""
     held = QUANTIZED[setup.quantized] if setup.quantized else _width(setup)
     if setup.quantized_gather:
         held = 1  # and a scale of 4 bytes for up to 8,000 (CUDAQuantizer in runtime/zero/partition_parameters.py)
-    return float(held * setup.shape.parameters + _width(setup) * setup.adapters)
+    return float(held * setup.own_weights + _width(setup) * setup.adapters)
 
 
 def _width(setup: Setup) -> int:

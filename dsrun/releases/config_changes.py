@@ -21,7 +21,7 @@ class ConfigFact:
     place: str
     """The key; of refusals, warnings, and values that a function tells apart, the file and function."""
     text: str
-    """Of a default and the like the value as JSON; of a refusal its message, with {} for what is put in."""
+    """The value as JSON where it is a default or the like; the message of a refusal, with {} for what is put in."""
     when: str
     """The condition right before a refusal or warning, as it is written."""
     releases: int

@@ -165,7 +165,7 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, d
     lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA_REPORT)
     return replace(
         page,
-        tiles=[*_tiles(line, columns), *page.tiles],
+        tiles=[*_tiles(line, columns), *_slow_tiles(run), *page.tiles],
         figures=[*page.figures, *filter(None, (memory, lengths))],
         data=damaged.unless(lambda: sections.data_files(data), [], DATA_REPORT),
         data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA_REPORT),
@@ -213,6 +213,14 @@ def _tiles(line: Summary, columns: StepColumns) -> list[Tile]:
         planned = f"planned {gib_text(line.planned_bytes)}" if line.planned_bytes else "of rank 0"
         tiles.append(Tile("Memory, rank 0", gib_text(line.memory_bytes), planned))
     return tiles
+
+
+def _slow_tiles(run: Run) -> list[Tile]:
+    """The ranks or the host that the others wait for."""
+    if run.health is None or not run.health.slow:
+        return []
+    ranks = ", ".join(map(str, run.health.slow))
+    return [Tile("Slow", f"host {run.health.host}" if run.health.host else f"rank {ranks}", run.health.words)]
 
 
 def _time_tile(line: Summary) -> Tile:

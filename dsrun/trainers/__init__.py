@@ -21,5 +21,5 @@ NAMES = ("llama_factory", "axolotl", "ms_swift", "trl", "hf_trainer", "torchtune
 @cache
 def trainers() -> dict[str, ForeignTrainer]:
     """Every trainer by its name."""
-    made = (import_module(f"dsrun.trainers.{name}").TRAINER for name in NAMES)
+    made = (import_module(f"dsrun.trainers.tables.{name}").TRAINER for name in NAMES)
     return {trainer.name: trainer for trainer in made}

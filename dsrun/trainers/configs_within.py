@@ -11,7 +11,7 @@ from dsrun.config.validation.sources import SUFFIXES, YAML, ConfigText
 from dsrun.errors import DsrunError
 from dsrun.trainers import files, recognise, shell, trainers
 from dsrun.trainers.counterparts import Draft
-from dsrun.trainers.describe import ACCELERATE, DEEPSPEED, Description, describe, of_values
+from dsrun.trainers.describe import ACCELERATE, DEEPSPEED, Description, of_script, of_values
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
@@ -24,7 +24,7 @@ class ForeignFile:
     """As a sentence about the file."""
     next_step: str
     configs: tuple[ConfigText, ...]
-    """Those in other files, which it names."""
+    """The configs in other files, which the file names."""
     holds_some: bool = False
     """Whether configs stand in the file itself."""
 
@@ -79,7 +79,7 @@ def _of_script(source: ConfigText) -> ForeignFile:
         for name, document in shell.read(text).documents.items()
         if any(f'"{key}"' in document for key in DEEPSPEED)
     }
-    described = describe(Path(str(source.path)))
+    described = of_script(Path(str(source.path)), text)
     if described.named is None or described.named in written:
         step = described.next_step or "It names no DeepSpeed config."
         return ForeignFile(described.what, "" if written else step, (), holds_some=bool(written))

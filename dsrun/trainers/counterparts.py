@@ -48,13 +48,13 @@ class Row:
     text: str = ""
     """What differs, or why there is none."""
     translate: Callable[[Any], Any] | None = None
-    """Of `same`: the value here. Raises UnlikeError."""
+    """The value that it is here, for a row of `same`. Raises UnlikeError."""
     settle: Callable[[Draft], None] | None = None
-    """Of `settled`: puts the options in, by `Draft.put` and its like."""
+    """The function that puts the options in, by `Draft.put` and its like, for a row of `settled`."""
     only_given: bool = False
-    """Of `same`: whether the trainer's own default is no part of the job."""
+    """Whether the trainer's own default is no part of the job, for a row of `same`."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Of `settled` with several options: an argument -> the one that it means first of all."""
+    """An argument -> the option that it means first of all, for a row of `settled` with several."""
 
     def option_of(self, key: str) -> str | None:
         """The option that an argument means; None for one without."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.trainers.counterparts import DIFFERS, REFUSED, SAME, Draft, is_on
-from dsrun.trainers.hf import IMAGES, NO_RL, named_file
+from dsrun.trainers.tables.hf import IMAGES, NO_RL, named_file
 
 INFO = "dataset_info.json"
 SEEN = ("images", "videos", "audios")

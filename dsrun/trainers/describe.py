@@ -36,7 +36,7 @@ def describe(path: Path) -> Description:
     try:
         text = read_text(path)
         if path.suffix.lower() not in files.DOCUMENTS:
-            return _of_script(path, text)
+            return of_script(path, text)
         values, _ = files.arguments_of(path, text)
     except DsrunError as error:
         return Description(f"can't be read: {error.problems[0].what}", readable=False)
@@ -73,7 +73,8 @@ def _named(values: Mapping[str, Any]) -> str | dict[str, Any] | None:
     return None
 
 
-def _of_script(path: Path, text: str) -> Description:
+def of_script(path: Path, text: str) -> Description:
+    """What a shell's script is, by its first command that starts a training."""
     script = shell.read(text)
     quoted = shlex.quote(str(path))
     if not script.commands:

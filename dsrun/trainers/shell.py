@@ -89,7 +89,7 @@ class Script:
     """A script, taken apart."""
 
     commands: list[Command] = field(default_factory=list)
-    """Those that train."""
+    """The commands that train."""
     others: list[tuple[int, str]] = field(default_factory=list)
     """Commands that are none of those, with their lines."""
     directives: list[str] = field(default_factory=list)
@@ -210,9 +210,7 @@ def _training(words: list[str], line: int) -> Command | None:
                 return None
             named = rest.index(kind) + 1 if kind and not kind.endswith((".yaml", ".yml", ".json")) else 0
             return Command(program, line, trainer.name, tuple(rest[named:]), subcommand=kind if named else "")
-    if program.endswith(".py"):
-        return Command(words[0], line, words=tuple(words[1:]))
-    return None
+    return _of_path(words, line) if program.endswith(".py") else None
 
 
 def _unwrapped(words: list[str]) -> list[str]:
@@ -256,7 +254,16 @@ def _python(words: list[str], line: int) -> Command | None:
             rest = rest[1:] if rest[:1] in (["train"], ["sft"]) else rest
             return Command(module, line, TRAINING_MODULES[module], tuple(rest))
         return None
-    return Command(words[0], line, words=tuple(words[1:])) if words and words[0].endswith(".py") else None
+    return _of_path(words, line) if words and words[0].endswith(".py") else None
+
+
+def _of_path(words: list[str], line: int) -> Command:
+    """A script by its path; a file of a trainer's own package is that trainer's, as its module is."""
+    module = ".".join(PurePath(words[0]).with_suffix("").parts)
+    trainer = next(
+        (name for known, name in TRAINING_MODULES.items() if f".{module}".endswith(f".{known}")), ""
+    )
+    return Command(words[0], line, trainer, tuple(words[1:]))
 
 
 def _launched(launcher: str, words: list[str], line: int) -> Command | None:
@@ -267,7 +274,7 @@ def _launched(launcher: str, words: list[str], line: int) -> Command | None:
     module = bool(options.get("module") or options.get("m"))
     program = rest[0]
     inner = _python(["-m", *rest], line) if module else None
-    command = inner or (_training(rest, line) if _starts(program) and not program.endswith(".py") else None)
+    command = inner or (_training(rest, line) if _starts(program) else None)
     command = command or Command(program, line, words=tuple(rest[1:]))
     command.launcher, command.launched = launcher, options
     return command

@@ -179,8 +179,8 @@ def _number(entry: Entry, value: Any) -> Any:
 
 
 def _one_of_each(draft: Draft) -> None:
-    """Of two options that say the same thing in two ways, the one that the file gives; max_steps before epochs, and
-    warm-up steps before a share, as the trainers have it."""
+    """Drops the weaker of two options that say the same thing in two ways: max_steps win over epochs, and warm-up
+    steps over a share, as the trainers have it."""
     for wins, loses in (("max_steps", "epochs"), ("warmup_steps", "warmup_ratio")):
         if wins in draft.options and loses in draft.options:
             del draft.options[loses]

@@ -24,10 +24,10 @@ from dsrun.job.checkpoints import Mark, WrittenFile
 from dsrun.job.job import Job
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 from dsrun.training import zip_digests
-from dsrun.training.barrier import barrier, from_all_ranks
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of
 from dsrun.training.pickles import CodeRefusedError
+from dsrun.training.ranks.barrier import barrier, from_all_ranks
 
 HINT = "Free some room, or keep fewer checkpoints, and continue: the one before it is whole."
 

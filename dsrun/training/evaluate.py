@@ -15,7 +15,6 @@ from dsrun.data.thoughts import begun, marks_in, visible
 from dsrun.files import json_text
 from dsrun.job.job import Job
 from dsrun.options.table import ANSWERED_AT_ONCE
-from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import (
     Examples,
     filled,
@@ -32,6 +31,7 @@ from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
 from dsrun.training.models.load import keep_activations, recompute
 from dsrun.training.models.tiling import undivided_mlps
+from dsrun.training.ranks.barrier import barrier
 
 PREDICTIONS = "generated_predictions.jsonl"
 PROMPT_END = 16
@@ -123,6 +123,7 @@ def _answers(
     """This rank's answers, by their examples. order: all examples, the shortest prompt first. alone: whether a rank
     needs no other one for a forward."""
     answers: list[tuple[int, str]] = []
+    positions = getattr(engine.module.config.get_text_config(), "max_position_embeddings", None)
     longest = int(examples.prompt_tokens[order[-1]]) + job.data.max_target_length
     size = max(job.micro_batch * ANSWERED_AT_ONCE, CACHE_BYTES // (longest * cache_bytes(engine.module)))
     ranks = (
@@ -134,8 +135,9 @@ def _answers(
             continue
         prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
         batch = on(engine.device, prompt_batch(prompts, tokenizer.pad_token_id))
+        most = job.data.answer_tokens(list(map(len, prompts)), positions)
         output = engine.module.generate(
-            **batch, max_new_tokens=job.data.max_target_length, do_sample=False, use_cache=True,
+            **batch, max_new_tokens=most, do_sample=False, use_cache=True,
             eos_token_id=end_ids, pad_token_id=tokenizer.pad_token_id, synced_gpus=not alone,
         )  # fmt: skip
         texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)

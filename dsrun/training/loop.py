@@ -22,7 +22,6 @@ from dsrun.job.job import Job
 from dsrun.job.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.table import MICRO_BATCH_MEAN, NO_EXPORT
 from dsrun.training import checkpoint
-from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned
 from dsrun.training.data.batches import (
     IGNORED,
@@ -56,8 +55,10 @@ from dsrun.training.models.compiled import Compilation
 from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_padding
 from dsrun.training.models.export import export, export_best
 from dsrun.training.models.text_part import towers
+from dsrun.training.ranks.barrier import barrier
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
+from dsrun.training.waiting import WaitClock
 
 EVALUATIONS_BETWEEN = 4
 SEES_LATER = (
@@ -135,6 +136,10 @@ class Trainer:
     """Whether all ranks have written their files of it."""
     masks_padding = False
     """Whether the model gets a mask of padding, for its routers' loss."""
+    waits: WaitClock | None = None
+    """The measure of this rank's waiting; None where it is alone."""
+    last_waits: tuple[int, float, float] | None = None
+    """The step before: its number, its seconds, and those that this rank waited in it."""
     loss_before: LossBefore | None = None
     """The losses before a resume, which the first one after it is compared with; rank 0's."""
 
@@ -248,6 +253,8 @@ class Trainer:
         steps = range(start, self.total_steps)
         self.report.phase("training")
         self.engine.train()
+        if self.job.world_size > 1:
+            self.waits = WaitClock(self.engine.device).start()
         with closing(made_ahead(self._make, steps, self.engine.device)) as made:
             for step in steps:
                 try:
@@ -271,6 +278,8 @@ class Trainer:
                     self._save_beside(done) if self.job.training.async_save else self._save(done)
                 if request == STOP:
                     return done
+        if self.waits:
+            self.waits.stop()
         return None
 
     def _save(self, done: int, *, requested: bool = False) -> Path:
@@ -322,9 +331,11 @@ class Trainer:
         """Take one optimizer step, and write its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks.
 
         made: its next element has the step's batches. The host waits for the device once, where it reads the step's
-        numbers, and wherever the engine's own step waits.
+        numbers, and wherever the engine's own step waits (FSDP's for the norm).
         """
         began = time.perf_counter()
+        if self.waits:
+            self.waits.taken()  # in an evaluation or a checkpoint since the step before
         written = self.pending is not None and self.pending.written()
         # Models have dropout of their own, and routers may draw: with a seed a step, a resumed run draws what an
         # undisturbed one would have drawn on as many ranks. Tensor-parallel neighbours have the same seed, for they
@@ -345,15 +356,24 @@ class Trainer:
         # Only rank 0 has a request, so the sum is its own.
         request = self.requests.look() if self.rank == 0 else NOTHING
         sums = torch.stack([loss_sum, *(torch.full_like(loss_sum, value) for value in (request, written))])
-        sums = torch.cat([sums, self.experts.taken()])
+        # What each rank waited in the step before goes along: of this one nobody knows yet.
+        waited = torch.zeros(self.job.world_size if self.waits else 0, device=sums.device, dtype=sums.dtype)
+        if self.waits and self.last_waits:
+            waited[self.rank] = self.last_waits[2]
+        sums = torch.cat([sums, waited, self.experts.taken()])
         dist.all_reduce(sums)
-        (loss_over_ranks, request_of_all, ranks_written, *routed), norm = _on_host(
+        (loss_over_ranks, request_of_all, ranks_written, *more), norm = _on_host(
             sums, self.engine.gradient_norm()
         )
+        waited_by_all, routed = more[: len(waited)], more[len(waited) :]
         self.all_written = ranks_written == self.job.world_size
         loss_over_ranks /= self.job.parallel.tp  # tensor-parallel neighbours all add the same share
         scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
+        if self.waits:
+            if self.last_waits:
+                self.report.waits(*self.last_waits[:2], waited_by_all)
+            self.last_waits = (step + 1, seconds, self.waits.taken())
         self.report.metrics(
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
             tokens=plan.tokens, seconds=round(seconds, 6),

@@ -18,7 +18,7 @@ class LossCheck:
 
     | precision | the loss is not finite | the gradient is not finite, or the step was skipped |
     | --- | --- | --- |
-    | fp32, bf16 | the end | the end; where DeepSpeed skipped the step, after PATIENCE |
+    | fp32, bf16 | the end | the end; where the engine skipped the step, after PATIENCE |
     | fp16 | after PATIENCE; at the lowest loss scale the end | nothing; at the lowest loss scale after PATIENCE |
     """
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.training import smoke_parts
-from dsrun.training.barrier import from_all_ranks
+from dsrun.training.ranks.barrier import from_all_ranks
 
 SECONDS = 2.0
 WAIT_S = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.training.barrier import from_all_ranks
+from dsrun.training.ranks.barrier import from_all_ranks
 
 SIZE = {"cuda": 4096, "cpu": 512}
 """Rows and columns; a power of two, see `known_product`."""

@@ -64,7 +64,7 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     _import_libraries(job)
     import torch
 
-    from dsrun.training.barrier import barrier
+    from dsrun.training.ranks.barrier import barrier
 
     _meet(job, report)
     train(job, report, resume=resume)
@@ -77,7 +77,7 @@ def _meet(job: Job, report: Report) -> None:
     import torch
 
     from dsrun.training.engines import backend_of
-    from dsrun.training.meeting import Meeting
+    from dsrun.training.ranks.meeting import Meeting
 
     meeting = Meeting(job, lambda text: report.event("note", text=text))
     report.phase("meeting the other ranks")
@@ -115,7 +115,6 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
 
     from dsrun.data import inputs
     from dsrun.training import checkpoint
-    from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
     from dsrun.training.models import float8, kernels
@@ -123,6 +122,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.models.load import end_ids, load_model, towers_note
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
+    from dsrun.training.ranks.barrier import barrier
 
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)

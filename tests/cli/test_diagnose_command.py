@@ -11,7 +11,7 @@ FULL = "[rank1]: OSError: [Errno 28] No space left on device: '/out'\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "cause"), [(FULL, 0, "disk_full"), ("exits with return code = -11\n", 3, None)]
+    ("text", "code", "cause"), [(FULL, 0, "disk_full"), ("exits with return code = 1\n", 3, None)]
 )
 def test_exit_codes_and_json(dsrun, tmp_path, text, code, cause):
     log = tmp_path / "train.log"

@@ -103,6 +103,16 @@ def test_rows_of_every_format(evaluate, make_run, make_model, work):  # noqa: F8
         assert "there are: messages" in said.err
 
 
+def test_limits_of_a_folder_without_a_run(evaluate, make_model, work):  # noqa: F811
+    """One for prompt and response, unless one of them has its own."""
+    make_model(work / "model")
+    (work / "talks.jsonl").write_text(TALK)
+    data = evaluate("model", "--eval-file", "talks.jsonl")[1].data
+    assert (data.max_length, data.max_source_length, data.max_target_length) == (1024, 512, 512)
+    apart = evaluate("model", "--eval-file", "talks.jsonl", "--max-source-length", "9")[1].data
+    assert (apart.max_length, apart.max_source_length) == (None, 9)
+
+
 def test_other_rows_show_their_columns_by_their_names(evaluate, make_model, work):  # noqa: F811
     make_model(work / "model")
     (work / "other.jsonl").write_text('{"question": "q", "answer": "a"}\n', encoding="utf-8")

@@ -562,9 +562,7 @@ def test_finetunes_lengths_are_planned_for(dsrun, tokenizer):
         "--json",
     )
     result = json.loads(dsrun(*args).out)
-    assert {plan["setup"]["seq_len"] for plan in result["plans"]} == {
-        64 + 64
-    }  # finetune's limits, in whole 64s
+    assert {plan["setup"]["seq_len"] for plan in result["plans"]} == {64}  # finetune's limit, in whole 64s
     (note,) = [note for note in result["notes"] if "rows.jsonl" in note]
     assert "3 examples" in note
     assert "the longest 37" in note
@@ -576,7 +574,7 @@ def test_finetunes_lengths_are_planned_for(dsrun, tokenizer):
 def test_a_folders_own_tokenizer(dsrun, tokenizer, work):
     (work / "tok" / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     said = dsrun("plan", "tok", "--gpu", "a100-80g", "--train-file", "rows.jsonl", "--json")
-    assert json.loads(said.out)["plans"][0]["setup"]["seq_len"] == 128
+    assert json.loads(said.out)["plans"][0]["setup"]["seq_len"] == 64
 
 
 # Small changes
@@ -693,21 +691,7 @@ def test_of_plans_that_tie_the_surest_and_simplest_comes_first(dsrun):
 
 
 def test_layouts_that_tie_are_shown_once(dsrun):
-    one = (
-        "plan",
-        "llama-2-70b",
-        "--gpu",
-        "a100-80g",
-        "--gpus",
-        8,
-        "--nodes",
-        2,
-        "--seq-len",
-        2048,
-        "--layouts",
-        "--json",
-    )
-    few, every = (json.loads(dsrun(*one, *more).out) for more in ((), ("--wide",)))
+    few, every = (json.loads(dsrun(*TWO_NODES, "--json", *more).out) for more in ((), ("--wide",)))
     assert len(few["layouts"]) < len(every["layouts"])
     assert any("tie" in note for note in few["notes"]) and not any("tie" in note for note in every["notes"])
     refused = [bool(row["refused"]) for row in few["layouts"] if row["verdict"] != "out of memory"]

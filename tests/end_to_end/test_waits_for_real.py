@@ -28,7 +28,7 @@ OWN = {"tolist in training/loop.py _on_host": 1}
 EXPECTED = {
     "zero2": {MASK: ACCUMULATION, NORM: 2, **OWN},
     "zero3": {MASK: ACCUMULATION, NORM: 1, **OWN},
-    "fsdp": {MASK: ACCUMULATION, **OWN},
+    "fsdp": {MASK: ACCUMULATION, "__float__ in engines/fsdp.py step": 1, **OWN},
 }
 
 
@@ -36,7 +36,7 @@ EXPECTED = {
     "preset", [name if name == "zero2" else pytest.param(name, marks=pytest.mark.full) for name in EXPECTED]
 )
 def test_waits_of_a_step(preset, tmp_path, environ, data):
-    """dsrun's own is one a step; no timer of DeepSpeed's synchronises the device."""
+    """dsrun's own is one a step, and FSDP's norm; no timer of DeepSpeed's synchronises the device."""
     run_dir, counts = tmp_path / "run", tmp_path / "counts"
     counts.mkdir()
     words = [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub_stand_in import COMMIT, NAME, TOKEN, stand_in
 from needed import needs
 
 needs("huggingface_hub")
@@ -16,84 +14,14 @@ needs("huggingface_hub")
 from dsrun.errors import DsrunError
 from dsrun.models import hub_push
 
-TOKEN = "hf_very-secret"
-NAME, COMMIT = "my-lab/model", "a" * 40
-
-
-class Hub:
-    """State of the stand-in, and the calls that it got."""
-
-    def __init__(self) -> None:
-        self.repositories: dict[str, dict] = {}
-        self.commits: list[dict] = []
-        self.created: list[str] = []
-        self.seen: set[str | None] = set()
-        self.refuses = 0
-        self.address = ""
-
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
-        path = path.partition("?")[0]
-        if method == "POST" and self.refuses:
-            return self.refuses, {"error": "no"}
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
-            self.created.append(name)
-            self.repositories[name] = {
-                "private": asked.get("private", asked.get("visibility") == "private"),
-                "files": [],
-            }
-            return 200, {"url": f"{self.address}/{name}"}
-        name = "/".join(path.removeprefix("/api/models/").split("/")[:2])
-        if name not in self.repositories:
-            return 404, {"error": "Repository not found"}
-        found = self.repositories[name]
-        if path.endswith("/preupload/main"):
-            paths = [one["path"] for one in json.loads(body)["files"]]
-            plain = {"uploadMode": "regular", "shouldIgnore": False}
-            return 200, {"files": [{"path": one, **plain} for one in paths]}
-        if path.endswith("/commit/main"):
-            lines = [json.loads(line) for line in body.splitlines()]
-            self.commits.append({"header": lines[0]["value"], "lines": lines[1:]})
-            address = f"{self.address}/{name}/commit/{COMMIT}"
-            return 200, {"commitUrl": address, "commitOid": COMMIT, "success": True}
-        siblings = [{"rfilename": one} for one in found["files"]]
-        return 200, {"id": name, "private": found["private"], "sha": "b" * 40, "siblings": siblings}
-
 
 @pytest.fixture
 def hub(monkeypatch):
     """A Hub of this machine, and a token for it."""
-    hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        def _reply(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            hub.seen.add(self.headers.get("Authorization"))
-            code, value = hub.answer(self.command, self.path, body)
-            text = json.dumps(value).encode()
-            self.send_response(code)
-            if code == 404:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = _reply  # noqa: N815  (http.server asks for these names)
-        do_POST = _reply  # noqa: N815
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield hub
-    server.shutdown()
-    server.server_close()
+    with stand_in() as hub:
+        for name, value in hub.environ.items():
+            monkeypatch.setenv(name, value)
+        yield hub
 
 
 @pytest.fixture
@@ -149,8 +77,9 @@ def test_who_may_see_it_has_to_agree_with_what_is_there(hub, private, public, sa
 
 @pytest.mark.parametrize("name", ["mine", "a/b/c", "a/b@main", "modelscope:a/b", ""])
 def test_what_names_no_repository(hub, name):
-    with pytest.raises(DsrunError, match="names no repository"):
+    with pytest.raises(DsrunError, match="names no repository") as error:
         hub_push.target(name, public=False)
+    assert error.value.problems[0].where == "--push"
 
 
 def test_without_a_token_nothing_is_asked(hub, monkeypatch, tmp_path):

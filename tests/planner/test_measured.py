@@ -13,7 +13,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.checks import compiling
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.layers import NOTHING, Resolved
-from dsrun.planner import measured
+from dsrun.planner.analysis import measured
 
 BENCH = Path(__file__).resolve().parents[2] / "bench/gpu"
 H100 = "NVIDIA H100 80GB HBM3"

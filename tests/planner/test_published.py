@@ -93,8 +93,10 @@ def test_mixtures_of_experts():
     assert all("divided over ranks" in rows[name].notes[0] for name in divided)
     wrong = [name for name, row in rows.items() if row.verdict("dsrun") is False]
     assert wrong == ["qwen3vl1601-zero2"], "82.6 GiB of 80: its rows' length is a guess"
-    # What it is low by, the README says; more would be a fault.
-    assert rows["pr8064-zero3"].error("dsrun") == pytest.approx(-0.48, abs=0.1)
+    # Of these, 30 GiB are experts that autograd keeps gathered.
+    assert rows["pr8064-zero3"].error("dsrun") == pytest.approx(0.076, abs=0.05)
+    recomputed = scoring.predict({**rows["pr8064-zero3"].case, "grad_ckpt": True})
+    assert recomputed.said["dsrun"] < 0.55 * rows["pr8064-zero3"].said["dsrun"]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dsrun.planner import gpus, shapes
-from dsrun.planner.knobs import knobs
-from dsrun.planner.length_curve import MOST, STEP, length_curve, longest, usual_lengths
+from dsrun.planner.analysis.knobs import knobs
+from dsrun.planner.analysis.length_curve import MOST, STEP, length_curve, longest, usual_lengths
+from dsrun.planner.analysis.timeline import timeline
 from dsrun.planner.plan import OUT, TIGHT, TIGHT_FROM, MemoryBudget, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware
-from dsrun.planner.timeline import timeline
 
 GIB = 2**30
 LLAMA = shapes.shape("llama-3-8b", None)[0]

@@ -12,11 +12,12 @@ from dsrun.planner import gpu_memory, terms
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import METHODS, Setup
-from dsrun.planner.shape import Shape
+from dsrun.planner.shape import Experts, Shape
 from dsrun.planner.speed import Hardware, speed
 
 LLAMA = Shape(6_738_415_616, 32, 4096, 11008, 32, 32, 128, 32000)
 SMALL = Shape(2_362_304, 4, 192, 512, 6, 2, 32, 2048)
+MIXTURE = Shape(44_000_000_000, 32, 4096, 14336, 32, 8, 128, 32000, experts=Experts(8, 2, 14336))
 V100 = Hardware(matrix_tflops=125, fp32_tflops=15.7, memory_gb_s=900, link_gb_s=130)
 DIVIDED = [("fsdp", 0, "gpu", "gpu"), ("torch", 0, "gpu", "gpu"), ("deepspeed", 0, "gpu", "gpu")]
 DIVIDED += [("deepspeed", stage, place, "gpu") for stage in (1, 2) for place in ("gpu", "cpu")]
@@ -31,7 +32,7 @@ def setups():
     """Every combination of what decides which terms there are."""
     both = (False, True)
     for divided, precision, method, (gpus, nodes), shape in itertools.product(
-        DIVIDED, PRECISIONS, METHODS, RANKS, (LLAMA, SMALL)
+        DIVIDED, PRECISIONS, METHODS, RANKS, (LLAMA, SMALL, MIXTURE)
     ):
         engine, stage, optimizer_device, parameter_device = divided
         for accumulation, checkpointing, flash, fp32, zero_init in itertools.product(
@@ -60,6 +61,7 @@ def setups():
                 secondary=nodes,
                 async_save=fp32,
                 fp8="rowwise" if engine == "fsdp" and zero_init else "",
+                ep=4 if shape is MIXTURE and stage and gpus > 1 else 1,
             )
 
 

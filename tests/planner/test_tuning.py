@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.planner.tuning import Candidate, Trial, TrialOutcome, leader, measured, tune
+from dsrun.planner.analysis.tuning import Candidate, Trial, TrialOutcome, leader, measured, tune
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOBS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 WIDE, PHONE = (1280, 860), (390, 844)
@@ -22,7 +22,9 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def opened(size: tuple[int, int] = WIDE, *, dark: bool = False) -> Iterator[Any]:
+def opened(
+    size: tuple[int, int] = WIDE, *, dark: bool = False, more_flags: Sequence[str] = ()
+) -> Iterator[Any]:
     """A browser's driver (selenium)."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -35,6 +37,7 @@ def opened(size: tuple[int, int] = WIDE, *, dark: bool = False) -> Iterator[Any]
         "--disable-gpu",
         "--hide-scrollbars",
         "--disable-dev-shm-usage",
+        *more_flags,
     ):
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))

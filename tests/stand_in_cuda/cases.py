@@ -14,8 +14,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-os.environ |= {"DS_ACCELERATOR": "cuda", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
 import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
@@ -150,7 +148,7 @@ def questions() -> Any:
 
     torch.cuda.set_device(CUDA)
     smoke_parts.wait(CUDA)
-    job = SimpleNamespace(accelerator="cuda", parallel=SimpleNamespace(group=1))
+    job = SimpleNamespace(accelerator="cuda", parallel=SimpleNamespace(alone=True))
     return [
         *gpu_bytes(),
         str(load._device(job)),

@@ -23,6 +23,8 @@ from dsrun.cluster.ports import free_port
 HERE = Path(__file__).parent
 HEADER = "driver_types.h"
 CAPABILITIES = {"V100": (7, 0), "H100": (9, 0)}
+RANK_0 = {"DS_ACCELERATOR": "cuda", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""The environment of the cases' process alone: tests behind these, in the same worker, have no GPU."""
 ANYWHERE = "fsdp_steps"
 """The case that is the same on every GPU, and takes the longest: on one."""
 
@@ -74,7 +76,7 @@ def outcome(gpu, environ, tmp_path_factory):
     names = [name for name in CASES if name != ANYWHERE or gpu == "H100"]
     done = subprocess.run(
         [sys.executable, str(HERE / "cases.py"), str(free_port()), *names], text=True, capture_output=True, timeout=900,
-        env={**environ, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(folder)}, check=False,
+        env={**environ, **RANK_0, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(folder)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return {line["case"]: line for line in map(json.loads, done.stdout.splitlines())}

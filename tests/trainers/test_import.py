@@ -276,6 +276,10 @@ def test_a_script_with_variables_a_launcher_and_hf_arguments(written):
          "ms-swift", {"max_samples": 500, "gpus": 4, "method": "full", "precision": "bf16", "weight_decay": 0.1}),
         ("trl sft --model_name_or_path m/m --dataset_name o/n --use_peft --lora_r 8 --max_length 512", "trl",
          {"method": "lora", "lora_rank": 8, "max_length": 512, "train_file": ["hf:o/n"]}),
+        ("accelerate launch --mixed_precision no t.py --model_name_or_path m/m --train_file a.jsonl --max_steps 3",
+         "transformers", {"precision": "fp32"}),
+        ("accelerate launch trl/scripts/sft.py --model_name_or_path m/m --dataset_name o/n --packing --max_length 64 "
+         "--per_device_train_batch_size 2", "trl", {"tokens_per_batch": 128, "precision": "bf16"}),
         ("tune run --nproc_per_node 2 lora_finetune_distributed --config t.yaml epochs=3", "torchtune",
          {"epochs": 3, "gpus": 2}),
         ("python -m torch.distributed.run --nproc_per_node=8 src/train.py sft.yaml", "llama-factory", {"gpus": 8}),
@@ -289,6 +293,28 @@ def test_the_command_lines_of_each_trainer(written, line, trainer, expected):
     assert draft.trainer.name == trainer
     assert {name: values(draft).get(name) for name in expected} == expected
     assert not [outcome for outcome in draft.outcomes.values() if outcome.kind == UNKNOWN]
+
+
+def test_what_trl_trains_on_of_a_row(written):
+    line = "trl sft --model_name_or_path m/m --dataset_name o/n"
+    whole = "rows of `messages` are trained on whole in TRL"
+    assert any(whole in note for note in imported(written(line, "a.sh")).notes)
+    answers = imported(written(f"{line} --assistant_only_loss True", "b.sh"))
+    assert not any(whole in note for note in answers.notes)
+    assert "train_on_prompt" not in values(answers)
+    everything = imported(written(f"{line} --completion_only_loss False", "c.sh"))
+    assert values(everything)["train_on_prompt"] is True
+    off = imported(written(f"{line} --assistant_only_loss False", "d.sh"))
+    assert off.outcomes["assistant_only_loss"].kind == DIFFERS
+
+
+def test_a_folder_is_nearer_than_a_set_of_the_hub(written):
+    file = written("trl sft --model_name_or_path m/m --dataset_name rows", "a.sh")
+    assert values(imported(file))["train_file"] == ["hf:rows"]
+    (file.parent / "rows").mkdir()
+    for name in ("train-0.jsonl", "test.jsonl", "README.md"):
+        (file.parent / "rows" / name).touch()
+    assert values(imported(file))["train_file"] == [str(file.parent / "rows" / "train-0.jsonl")]
 
 
 def test_a_script_of_ones_own_is_answered_with_launch(written):

@@ -19,7 +19,7 @@ import os, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import deepspeed
-from dsrun.training import barrier as waiting
+from dsrun.training.ranks import barrier as waiting
 from dsrun.training.engines.deepspeed import _own_checkpoint_engine, connect
 
 rank, folder, seconds = int(os.environ["RANK"]), sys.argv[1], 2
@@ -62,7 +62,7 @@ model = LlamaForCausalLM(LlamaConfig(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2))
 state = model.state_dict()
 engine = SimpleNamespace(
-    module=model, full_weights=lambda names: {name: state[name] for name in names} if rank == 0 else {})
+    module=model, outline=model, full_weights=lambda names: {name: state[name] for name in names} if rank == 0 else {})
 text_alone = SimpleNamespace(source="chatglm")
 job = SimpleNamespace(
     run_dir=folder, peft=PeftOptions(), training=SimpleNamespace(export_format="transformers"), model=text_alone

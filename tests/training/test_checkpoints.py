@@ -452,7 +452,7 @@ def test_a_file_of_neighbours_is_its_writers(tmp_path, name, rank):
 
 
 def test_parts_of_matrices_are_put_together_for_other_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(resharding, "load", lambda _, __, *, tp, wrote: (tp, wrote))
+    monkeypatch.setattr(resharding, "load", lambda _, __, *, tp, wrote, experts: (tp, wrote))
     folder = save(Fake(), a_job(tmp_path, ranks=4, tp=2), 2)
     assert load(Fake(), a_job(tmp_path, ranks=4, tp=2), folder) == 7
     assert load(Fake(), a_job(tmp_path, ranks=4), folder) == (1, 2)
@@ -776,6 +776,7 @@ def test_the_step_that_diverges_takes_the_mark_off(tmp_path):
     (folder / MARK).write_text("{}")
     trainer = object.__new__(loop.Trainer)
     trainer.run_dir, trainer.rank, trainer.total_steps = tmp_path, 0, 9
+    trainer.job = SimpleNamespace(world_size=1)
     trainer.engine = SimpleNamespace(train=lambda: None, device=torch.device("cpu"))
     trainer._make = lambda step: None
     trainer.report = SimpleNamespace(phase=lambda text: None)

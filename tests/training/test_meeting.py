@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import torch, torch.distributed as dist
 from dsrun.errors import TrainingError
 from dsrun.job.job import HostDevices
-from dsrun.training import meeting
+from dsrun.training.ranks import meeting
 
 rank, limit, hosts, absent, silent = int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 meeting.ARRIVE_S = meeting.EXCHANGE_S = limit
@@ -114,7 +114,7 @@ def test_a_rank_that_arrives_and_exchanges_nothing(environ, tmp_path):
 
 @pytest.fixture
 def meeting(monkeypatch, make_job):
-    from dsrun.training.meeting import Meeting
+    from dsrun.training.ranks.meeting import Meeting
 
     for name, value in (
         ("RANK", "1"),
@@ -155,7 +155,7 @@ def test_the_limits(meeting):
 def test_a_first_rank_that_can_not_be_reached(meeting, monkeypatch):
     """Nobody listens on port 1."""
     from dsrun.errors import TrainingError
-    from dsrun.training import meeting as module
+    from dsrun.training.ranks import meeting as module
 
     monkeypatch.setattr(module, "ARRIVE_S", 1.0)
     with pytest.raises(TrainingError, match=r"127\.0\.0\.1:1: rank 1 can't reach the first rank there"):
@@ -174,7 +174,7 @@ def test_a_wrong_sum_is_an_error(meeting, monkeypatch):
 
 
 def test_an_exchange_that_ends_leaves_the_process_alone(meeting, monkeypatch):
-    from dsrun.training import meeting as module
+    from dsrun.training.ranks import meeting as module
 
     monkeypatch.setattr(module, "EXCHANGE_S", 0.05)
     given_up = []

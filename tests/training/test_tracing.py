@@ -235,3 +235,18 @@ def test_layers_that_do_not_repeat_are_refused():
     events[middle] = events[middle - 1] if events[middle - 1] < 0 else events[middle + 1]
     with pytest.raises(UnrollError):
         Recording.of({**value, "events": events}, made["points"]).unrolled()
+
+
+def test_stage_3_keeps_a_mixtures_experts_gathered():
+    """Trace and formula agree where the experts of all layers are a third of a step's memory."""
+    config = {**QWEN3_MOE, "num_hidden_layers": 6, "num_experts": 64, "moe_intermediate_size": 512}
+    setup = setup_of(
+        config, engine="deepspeed", stage=3, gpus=16, precision="bf16", micro_batch=1, seq_len=256,
+        max_reuse=10_000_000, reduce_bucket=10_000_000, sub_group=10_000_000,
+    )  # fmt: skip
+    made = json.loads(json.dumps(request_of(setup, config, None)))
+    recording, events = unrolled(made)
+    traced = replay(list(actions(setup, recording, events))).peaks
+    formula = gpu_memory(setup)
+    assert formula.terms["viewed"] > formula.allocated / 3
+    assert traced["turn"] == pytest.approx(formula.peaks["turn"], rel=0.1)

@@ -155,7 +155,7 @@ def _compared(test: ast.expr) -> list[str]:
 
 
 def _in(body: list[ast.stmt], place: str, when: str) -> Iterator[Fact]:
-    """Those of some statements, each with the condition that stands right before it."""
+    """The refusals of some statements, each with the condition that stands right before it."""
     for statement in body:
         if isinstance(statement, STOPS):
             continue

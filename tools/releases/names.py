@@ -49,7 +49,7 @@ class Member:
 
     kind: str
     parameters: Parameters = field(default_factory=list)
-    """Of a method, as they are written, `*args` and `**kwargs` with their stars."""
+    """The parameters of a method as they are written, `*args` and `**kwargs` with their stars."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Parameters that a decorator still takes -> their new names, or empty texts."""
 
@@ -61,7 +61,7 @@ class Definition(Member):
     target: str = ""
     """What a link stands for: dots before it are those of a relative import; `name` alone is of the same module."""
     bases: list[str] = field(default_factory=list)
-    """Of a class, as they are written."""
+    """The bases of a class, as they are written."""
     members: dict[str, Member] = field(default_factory=dict)
 
 

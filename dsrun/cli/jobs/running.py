@@ -70,10 +70,12 @@ def run_job(
     resume: CheckpointChoice | None = None,
     away: Detached | None = None,
     run_file: str = "",
+    after: Callable[[dict[str, Any]], dict[str, str]] = lambda _: {},
 ) -> None:
     """Carry a job out and print its result. Exits with the signal's code where one ends it.
 
     machine: this one; again: the way to go on then, in words; resume, run_file: see carry_out; away: with --detach.
+    after: called with the result of a job that ended well; returns what it adds to it.
     """
     from dsrun.jobs.supervision.run import carry_out
 
@@ -87,9 +89,10 @@ def run_job(
             from dsrun.job.job import ScriptJob
 
             form = "launch" if isinstance(job, ScriptJob) else "finetune"
-            print_json(form, result)
+            print_json(form, result | after(result))
         else:
             summarise(result)
+            after(result)
 
 
 def began(run_dir: Path | None) -> bool:

@@ -24,10 +24,11 @@ CHINESE = {
     "cause": "原因", "no cause": "未知原因", "first": "最先出错", "line": "日志行", "at": "位置", "may be": "可能是",
     "tell apart": "如何区分", "make sure": "确认方法", "next": "下一步", "again": "重新启动", "sure": "把握",
     "source": "来源", "more": "更多", "rank": "进程", "on": "主机", "time": "时间", "high": "高", "medium": "中",
-    "low": "低", "none": "无", "it says": "程序自述", "looks like": "类似于",
+    "low": "低", "none": "无", "it says": "程序自述", "looks like": "类似于", "stood in": "停在",
+    "slow": "较慢",
 }  # fmt: skip
 """Labels of the lines, and grades of confidence."""
-SENTENCES = ("cause", "no cause", "it says", "looks like", "may be", "tell apart", "next")
+SENTENCES = ("cause", "no cause", "it says", "looks like", "slow", "may be", "tell apart", "next")
 """Lines that are folded in a narrow terminal; a log's line and a command stay in one piece, to be copied."""
 
 
@@ -55,9 +56,13 @@ def rows(diagnosis: Diagnosis, chinese: bool) -> Iterator[tuple[str, str]]:
     for line in diagnosis.lines:
         if diagnosis.line and not line.endswith(diagnosis.line):
             yield "line", line
+    for call in diagnosis.stack:
+        yield "stood in", call
     for quote in diagnosis.quotes:
         if quote not in diagnosis.next_step and quote not in diagnosis.summary:
             yield "it says", f'"{quote}"'
+    for note in diagnosis.slow:
+        yield "slow", note["means"]
     if like := diagnosis.looks_like:
         yield (
             "looks like",

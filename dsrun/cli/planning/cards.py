@@ -31,11 +31,11 @@ class CardPlan:
     chance: float
     seconds_per_step: float | None
     hours: float | None
-    """Of an epoch of --train-file; without one, of 10^9 tokens."""
+    """Hours for an epoch of --train-file; without one, for 10^9 tokens."""
     price: float | None
-    """Of these hours on all GPUs."""
+    """The price of these hours on all GPUs."""
     kilowatt_hours: float | None
-    """Of these hours with each GPU at its board's power; None where that isn't known."""
+    """The energy of these hours with each GPU at its board's power; None where that isn't known."""
 
 
 def named(cards: Sequence[str]) -> dict[str, float | None]:

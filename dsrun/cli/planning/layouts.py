@@ -67,8 +67,8 @@ def decide(case: PlanCase) -> RankedLayouts:
 
 
 def collapsed(layouts: Sequence[MarkedLayout]) -> tuple[list[MarkedLayout], int]:
-    """Those that fit and that finetune runs, then those that fit, then the others; of each that tie in seconds the
-    simplest and surest. And the number of those that are left out."""
+    """The layouts in order: those that fit and that finetune runs, those that fit, the others; where some tie in
+    seconds the simplest and surest alone. And the number of those that are left out."""
 
     def place(layout: MarkedLayout) -> tuple[bool, bool]:
         return layout.plan.verdict == OUT, bool(layout.refused)
@@ -85,8 +85,7 @@ def collapsed(layouts: Sequence[MarkedLayout]) -> tuple[list[MarkedLayout], int]
 
 def _simple(layout: MarkedLayout) -> tuple[int, float]:
     """Ways in which a layout divides beside data parallelism, and how sure it is."""
-    sizes = layout.plan.layout
-    return sum(size > 1 for size in (sizes.tp, sizes.sp, sizes.pp)), -min(SURE, chance(layout.plan.used))
+    return layout.plan.layout.ways, -min(SURE, chance(layout.plan.used))
 
 
 def value_of(ranked: RankedLayouts) -> dict[str, Any]:

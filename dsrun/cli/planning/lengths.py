@@ -11,7 +11,7 @@ import click
 
 from dsrun.cli.output import pictures
 from dsrun.cli.planning import plan_text as text
-from dsrun.planner.length_curve import LengthCurve, length_curve, longest, usual_lengths
+from dsrun.planner.analysis.length_curve import LengthCurve, length_curve, longest, usual_lengths
 from dsrun.planner.plan import MemoryBudget, Plan
 from dsrun.words import GIB
 

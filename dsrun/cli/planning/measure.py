@@ -36,6 +36,7 @@ WORDS_A_TOKEN = 2
 SET_HERE = {
     "micro_batch", "grad_accum", "global_batch", "tokens_per_batch", "seq_len", "activation_checkpointing",
     "recompute_every", "data_format", "prompt_column", "response_column", "history_column", "text_column", "nodes",
+    "max_source_length", "max_target_length",
 }  # fmt: skip
 """Options of plan and finetune that the runs have values of their own for."""
 
@@ -124,12 +125,11 @@ def _options(requested: Resolved[PlanOptions], plan: Plan, train: Path, out: Pat
     lasting = {name for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only}
     shared = entries(PlanOptions).keys() & lasting - SET_HERE
     fixed = {name: value for name, value in requested.user.items() if name in shared}
-    half = setup.seq_len // 2
     values: dict[str, Any] = {
         **{name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
         **recomputing(setup.checkpointing),
         "preset": plan.preset, "precision": setup.precision, "micro_batch": setup.micro_batch, "grad_accum": 1,
-        "max_source_length": setup.seq_len - half, "max_target_length": half,
+        "max_length": setup.seq_len,
         "train_file": [str(train)], "prompt_column": "content", "response_column": "summary",
         "allow_truncation": True, "generate_rows": 0, "score_before": False, "max_steps": STEPS, "warmup_steps": 0,
         "gpus": 1, "output_dir": str(out),

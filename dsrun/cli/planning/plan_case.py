@@ -12,7 +12,7 @@ from dsrun.options.commands import PlanOptions
 from dsrun.options.layers import Resolved, Source
 
 if TYPE_CHECKING:
-    from dsrun.data.sequence_lengths import SequenceLengths
+    from dsrun.data.sequence_lengths import ExampleLength, SequenceLengths
     from dsrun.jobs.assembly.plan_target import PlanTarget
     from dsrun.jobs.assembly.planning.search import RankedPlans
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
@@ -72,19 +72,16 @@ def _with_lengths(subject: PlanSubject, target: PlanTarget, requested: Resolved[
     from dsrun.jobs.assembly.planning.subjects import measured
 
     options, lengths = requested.options, None
+    examples: list[ExampleLength] = []
     notes: list[str] = []
     if options.seq_len is not None:
-        if set(LENGTHS) & set(requested.user) or options.train_file:
+        if {*LENGTHS, "max_length"} & set(requested.user) or options.train_file:
             raise click.UsageError(
                 "--seq-len says how long an example is; leave the other lengths and --train-file out."
             )
         return PlanCase(subject, target, requested, None, notes)
     if options.train_file:
-        lengths, limits = measured(subject, options)
-        if limits:
-            derived = dict(zip(LENGTHS, limits, strict=True))
-            requested = requested.filled(Source.DERIVED, derived, "99 % of the examples")
-            options = requested.options
+        lengths, examples = measured(subject, options)
         notes.append(
             f"{options.train_file}: {lengths.rows} examples of {lengths.mean:.0f} tokens in the mean, "
             f"{lengths.median} in the median, 95 % up to {lengths.p95}, the longest {lengths.longest}."
@@ -93,6 +90,10 @@ def _with_lengths(subject: PlanSubject, target: PlanTarget, requested: Resolved[
         requested = requested.filled(Source.DERIVED, {"seq_len": USUAL_LENGTH}, "assumed")
         note = f"Rows of {USUAL_LENGTH} tokens are assumed; say --seq-len."
         return PlanCase(subject, target, requested, None, [note])
+    from dsrun.jobs.assembly.finetune.lengths import needed_limits
+
+    requested = requested.with_layers(needed_limits(requested, examples, subject.shape.positions))
+    options = requested.options
     parts = f"{options.max_source_length} + {options.max_target_length}"
     notes.append(
         f"Rows of {options.max_length or parts} tokens, the longest that finetune's settings let through."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.remarks import Cost
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.advice import Advice
-    from dsrun.planner.knobs import Knob
+    from dsrun.planner.analysis.knobs import Knob
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
 LEFT = ("preset", "layout", "batch", "verdict", "decides", "card")
@@ -270,7 +270,7 @@ SHOWN_PARTS = 3
 
 def timeline(plan: Plan) -> None:
     """A step's memory over time, a bar a moment."""
-    from dsrun.planner.timeline import timeline as instants_of
+    from dsrun.planner.analysis.timeline import timeline as instants_of
 
     instants = instants_of(plan)
     most, width = max(one.size for one in instants), max(len(one.when) for one in instants)
@@ -283,7 +283,7 @@ def timeline(plan: Plan) -> None:
 
 def timeline_value(plan: Plan) -> list[dict[str, Any]]:
     """A step's memory over time, for machines."""
-    from dsrun.planner.timeline import timeline as instants_of
+    from dsrun.planner.analysis.timeline import timeline as instants_of
 
     return [{"when": one.when, "bytes": one.size, "terms": one.parts} for one in instants_of(plan)]
 

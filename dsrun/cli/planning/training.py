@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.search import RankedPlans
     from dsrun.jobs.assembly.planning.setups import Divided
     from dsrun.options.layers import Resolved
-    from dsrun.planner.knobs import Knob
-    from dsrun.planner.length_curve import LengthCurve
+    from dsrun.planner.analysis.knobs import Knob
+    from dsrun.planner.analysis.length_curve import LengthCurve
     from dsrun.planner.setup import Setup
 
 
@@ -111,7 +111,7 @@ def decide(case: PlanCase) -> TrainingPlans:
 def _knobs(case: PlanCase, ranked: RankedPlans) -> list[Knob]:
     """What makes the first plan safe, where it is tight."""
     from dsrun.jobs.assembly.planning import setups
-    from dsrun.planner.knobs import knobs
+    from dsrun.planner.analysis.knobs import knobs
 
     if not ranked.plans or ranked.plans[0].verdict != TIGHT:
         return []

@@ -25,7 +25,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import write_atomic
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import entries, flag_of
-from dsrun.planner.tuning import Candidate, Trial, TrialOutcome, Tuned, measured, tune
+from dsrun.planner.analysis.tuning import Candidate, Trial, TrialOutcome, Tuned, measured, tune
 
 if TYPE_CHECKING:
     from dsrun.config.presets.preset import Preset

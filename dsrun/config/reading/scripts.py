@@ -16,6 +16,40 @@ from dsrun.errors import DsrunError
 PYTHON, SHELL = (".py",), (".sh", ".bash", ".slurm", ".sbatch")
 HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 
+SHELL_LINE = re.compile(
+    r"^\s*(?:#SBATCH\b|export\s|(?:\w+=\S*\s+)*(?:deepspeed|torchrun|accelerate|srun|mpirun|python3?|bash|cat)\s)|<<-?\s*['\"]?\w",
+    re.MULTILINE,
+)
+"""A line that only a shell's script has."""
+PYTHON_LINE = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
+YAML_LINE = re.compile(r"---.*|-(?:\s.*)?|%\w.*|\.\.\.|([\"']?)[\w.-]+\1\s*:(?:\s.*)?|[\]}].*")
+"""A line without indentation, as a YAML has them."""
+
+
+def suffix_of(text: str) -> str:
+    """The ending of a name that a text without one would have, by its lines: .yaml, .py, .sh, or .json."""
+    text = text.lstrip("\ufeff \t\r\n")
+    first, _, _ = text.partition("\n")
+    if first.startswith("#!"):
+        return PYTHON[0] if "python" in first else SHELL[0]
+    outer = [line for line in text.splitlines() if line.strip() and line[0] not in " \t#"]
+    if text[:1] in ("{", "[", '"', "/") or not outer:
+        return ".json"
+    if all(YAML_LINE.fullmatch(line) for line in outer):
+        return ".yaml"
+    if PYTHON_LINE.search(text) or _is_python(text):
+        return PYTHON[0]
+    return SHELL[0] if SHELL_LINE.search(text) else ".json"
+
+
+def _is_python(text: str) -> bool:
+    """Whether a text is Python that gives something a name."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, (ast.Assign, ast.FunctionDef, ast.ClassDef)) for node in tree.body)
+
 
 def configs_of_python(text: str, telling: Collection[str]) -> Iterator[str]:
     """The dicts with one of some keys, as JSON. Raises DsrunError where the text is no Python."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dsrun.catalog import suggestion
 from dsrun.config.reading.places import MAX_BYTES
-from dsrun.config.reading.scripts import PYTHON, SHELL
+from dsrun.config.reading.scripts import PYTHON, SHELL, suffix_of
 from dsrun.config.schemas import schema
 from dsrun.errors import DsrunError, Problem, collected
 
@@ -38,7 +38,7 @@ class ConfigText:
     name: str
     data: bytes
     path: Path | None
-    """Its file; None for the pipe's text."""
+    """Its file, or what a text's would be called; None for the pipe's text."""
 
     @property
     def is_python(self) -> bool:
@@ -51,6 +51,16 @@ class ConfigText:
     @property
     def is_yaml(self) -> bool:
         return self.path is not None and self.path.suffix.lower() in YAML
+
+
+def of_text(data: bytes, name: str | None) -> ConfigText:
+    """A text that is in no file. name: a file's, whose ending says what the text is; None: its lines say it."""
+    if name is None:
+        suffix = suffix_of(data[:MAX_BYTES].decode("utf-8", "replace"))
+        if suffix in SUFFIXES:
+            return ConfigText("config", data, None)
+        name = f"config{suffix}"
+    return ConfigText(name, data, Path(name))
 
 
 def gather(names: Iterable[str]) -> tuple[list[ConfigText], list[Problem]]:

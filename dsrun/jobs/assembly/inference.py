@@ -306,6 +306,9 @@ def _data(job: Job | None, resolved: Resolved[EvaluateOptions]) -> DataSpec:
         changed |= halves(most)
     elif {"max_source_length", "max_target_length"} & changed.keys():
         changed["max_length"] = None
+    elif job is None:
+        longest = LengthOptions().longest_example
+        changed |= {"max_length": longest, **halves(longest)}
     if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
         changed["data_format"] = named
     if job is not None:

@@ -63,7 +63,7 @@ class MarkedLayout:
 
 def sizes_of(layout: Layout) -> dict[str, int]:
     """The sizes that finetune has options for."""
-    return {"tp": layout.tp, "sp": layout.sp, "pp": layout.pp}
+    return {"tp": layout.tp, "sp": layout.sp, "pp": layout.pp, "ep": layout.ep}
 
 
 def best_layouts(
@@ -76,7 +76,7 @@ def best_layouts(
     optimizer: str = ADAMW,
     recomputed: Sequence[int] = RECOMPUTED,
 ) -> list[MarkedLayout]:
-    """The best stage and split of a step of `examples` for each dp x tp x sp x pp, the fastest first.
+    """The best stage and split of a step of `examples` for each dp x tp x sp x pp, and ep, the fastest first.
 
     architecture: the transformers config. recomputed: Setup.checkpointing's values to try.
     """
@@ -86,9 +86,9 @@ def best_layouts(
     plans = layouts.judge_layouts(
         base, room, there, examples=examples, by_stage=by_stage, recomputed=recomputed
     )
-    best: dict[tuple[int, int, int], LayoutPlan] = {}
+    best: dict[tuple[int, ...], LayoutPlan] = {}
     for plan in plans:
-        best.setdefault((plan.layout.tp, plan.layout.sp, plan.layout.pp), plan)
+        best.setdefault(tuple(sizes_of(plan.layout).values()), plan)
     setup_of_job = ParallelSetup(
         parallel=ParallelismOptions(), devices=(room.gpus,) * room.nodes, method=method, optimizer=optimizer,
         **parallelism.network_fields(architecture),
@@ -99,7 +99,7 @@ def best_layouts(
 def _refused(layout: Layout, setup_of_job: ParallelSetup) -> str:
     """Why finetune doesn't train like that, in one line; empty where it does."""
     parallel = ParallelismOptions(**sizes_of(layout))
-    if parallel.group == 1:
+    if parallel.alone:
         return ""
     setup = replace(setup_of_job, parallel=parallel, stage=layout.stage)
     if layout.pp > 1:  # defaults that give way to it

@@ -16,14 +16,22 @@ from typing import NamedTuple
 from dsrun.errors import DsrunError, Problem
 from dsrun.job.checkpoints import newest_whole
 from dsrun.job.job import AnyJob, Job
-from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, whole_checkpoints
+from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, stack_file, whole_checkpoints
 from dsrun.job.run_folder import launcher_log, rank_log
-from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes, first_of
+from dsrun.jobs.diagnosis.ends import TIMED_OUT, HostEnd, RankEnd, causes, first_of, timed_out
 from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported_codes
-from dsrun.jobs.diagnosis.logs import tail
+from dsrun.jobs.diagnosis.logs import end_of, tail
+from dsrun.jobs.diagnosis.reading import stacks as stacks_of
+from dsrun.jobs.diagnosis.reading.stacks import counted_ranks, hanging_in_words
 
+MOST_STACKS = 4
+"""Stacks that stand in a message."""
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 """Signals that no launcher sends to a rank."""
+
+
+MOST_CODE = 128
+"""The highest exit code that a program gives by itself, by the conventions of shells."""
 
 
 class Cause(NamedTuple):
@@ -55,15 +63,30 @@ class Evidence:
         number = host_number(self.job, end.rank)
         return self.hosts.get(number) or HostEnd(number, None)
 
+    def waited(self, end: RankEnd) -> bool:
+        """Whether a rank waited for another one until its time was over; one that NCCL's watchdog ended says so in its
+        log alone."""
+        if not end.killed:
+            return timed_out(end.error)
+        with contextlib.suppress(OSError):
+            return bool(
+                TIMED_OUT.search(end_of(self.run_dir / rank_log(end.rank)).decode("utf-8", "replace"))
+            )
+        return False
+
     def where(self, host: HostEnd) -> str:
         """The host's name as " on NAME"; empty where the job has one host."""
         return f" on {self.job.hosts[host.host].host}" if len(self.job.hosts) > 1 else ""
 
-    def code(self, host: HostEnd) -> int:
-        """The launcher's code for its first rank's end: rather one that it printed, since it takes a while to leave and
-        may be killed itself by then."""
+    def code(self, end: RankEnd) -> int:
+        """A rank's exit code: its own; else the one that its launcher printed or ended with. Of the launcher's none
+        below 0 (or 128 above, as a shell has it) counts: that is a rank which was ended because of this one."""
+        if end.code is not None:
+            return end.code
+        host = self.host_of(end)
         reported = reported_codes(host.output)
-        return max(0, reported[-1] if reported else host.code or 0) or 1
+        code = reported[-1] if reported else host.code or 0
+        return code if 0 < code <= MOST_CODE else 1
 
 
 def diagnose(job: AnyJob, ends: Iterable[RankEnd], hosts: Iterable[HostEnd]) -> Cause:
@@ -107,7 +130,27 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     kept = _kept_hint(evidence.job) if NOT_FINITE in fault else ""
     lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), kept]
     problem = Problem(fault, hint="\n  ".join(filter(None, lines)))
-    return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
+    return Cause("all-ranks-agreed", problem, evidence.code(first))
+
+
+def rank_hangs(evidence: Evidence) -> Cause | None:
+    """A rank waited for another one until its time was over, and that one was still running."""
+    first = evidence.first
+    waited = [end.rank for end in evidence.ends if evidence.waited(end)]
+    if first is None or first.rank not in waited:
+        return None
+    stacks = stacks_of.hanging(evidence.run_dir, waited)
+    if not stacks:
+        return None
+    waiting = f"{counted_ranks(waited)} waited in a collective until the time was over"
+    fault = f"{hanging_in_words(stacks)}; {waiting}"
+    quoted = [
+        f"    | {line}" for stack in stacks[:MOST_STACKS] for line in (f"rank {stack.rank}:", *stack.lines)
+    ]
+    files = ", ".join(str(evidence.run_dir / stack_file(stack.rank)) for stack in stacks[:MOST_STACKS])
+    hint = f"The stacks of all threads: {files}{resume_hint(evidence.job)}"
+    rank = stacks[0].rank if len(stacks) == 1 else None
+    return Cause("rank-hangs", Problem("\n".join([fault, *quoted]), hint=hint), evidence.code(first), rank)
 
 
 def rank_killed(evidence: Evidence) -> Cause | None:
@@ -118,11 +161,11 @@ def rank_killed(evidence: Evidence) -> Cause | None:
     host = evidence.host_of(first)
     # The launcher names one code, of whichever rank it saw first; where others failed too it may be theirs.
     alone = all(end.killed for end in evidence.ends if evidence.host_of(end).host == host.host)
-    code = reported_code(host.output, host.code or 0, alone)
+    code = reported_code(host.output, host.code or 0, alone) if first.code is None else first.code
     if f"Process {first.pid} exits successfully" in host.output:
         code = 0  # os._exit(0), or another program in its place: its work was not done
     how = f"died first: {killed_in_words(code, host.ooms)}{_memory(code, host)}"
-    exit_code = code or (-signal.SIGKILL if host.ooms else evidence.code(host))
+    exit_code = code or (-signal.SIGKILL if host.ooms else evidence.code(first._replace(code=None)))
     return _of_rank("rank-killed", evidence, first, how, exit_code)
 
 
@@ -131,7 +174,7 @@ def rank_failed(evidence: Evidence) -> Cause | None:
     first = evidence.first
     if first is None or first.killed:
         return None
-    code = evidence.code(evidence.host_of(first))
+    code = evidence.code(first)
     return _of_rank("rank-failed", evidence, first, f"failed first: {first.error}", code)
 
 
@@ -139,6 +182,7 @@ CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
     launcher_killed,
     launcher_failed,
     all_ranks_agreed,
+    rank_hangs,
     rank_killed,
     rank_failed,
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import memory_text, names, own_words
-from dsrun.jobs.diagnosis.exceptions import api_history, requirements
+from dsrun.jobs.diagnosis.exceptions import api_history, assertions, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.reading import owners
+from dsrun.jobs.diagnosis.reading import owners, phases
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
@@ -76,6 +76,12 @@ class Diagnosis:
     """Where no cause is named: the lines that look like a failure, as file:line and text."""
     api: Mapping[str, Any] | None = None
     """What the releases of a package say about a name that was asked for in vain."""
+    stack: Sequence[str] = ()
+    """The calls in which the rank stood that others waited for, the innermost first."""
+    phase: Mapping[str, Any] | None = None
+    """Of a time-out: what the job was doing before it, with the line or function that shows it."""
+    slow: Sequence[Mapping[str, str]] = ()
+    """Notes in the logs on a slower way of computing: line and meaning of each. They are no failures."""
     looks_like: Mapping[str, Any] | None = None
     """Where no cause is named: the signature whose example is most like the line, with its cause and how much."""
 
@@ -97,8 +103,8 @@ def in_words(
     """A verdict in the user's language. rank: the one that is known to have ended first."""
     answer = _answer(verdict, speaks_chinese(environ))
     line, first, signature = verdict.line, verdict.first, verdict.signature
-    if signature and (signature.names_rank or signature.waits):
-        rank = None  # it only waited, and ended first
+    if signature and (signature.names_rank or signature.waits or signature.of_job):
+        rank = None  # it only waited, or another one is as much to blame, and ended first
     return Diagnosis(
         cause=verdict.cause,
         summary=answer.summary,
@@ -124,6 +130,8 @@ def in_words(
         quotes=answer.quotes,
         lines=_failed_lines(verdict, logs),
         api=api_history.api_key(verdict.api) if verdict.api else None,
+        phase=_phase(verdict),
+        slow=tuple(_slow(verdict, speaks_chinese(environ))),
         looks_like=_looks_like(verdict),
     )
 
@@ -149,6 +157,9 @@ def _answer(verdict: Verdict, chinese: bool) -> _Answer:
         summary += f" 同一异常链中：{chained}" if chinese else f" In the same chain: {chained}"
     numbers, sizes = _numbers(verdict, chinese)
     summary = f"{summary} {sizes}".strip()
+    if verdict.phase:
+        summary = f"{summary} {phases.in_words(verdict.phase, chinese)}"
+        next_step = f"{phases.advice(verdict.phase, chinese)} {next_step}".strip()
     if not verdict.api and not verdict.told:  # these name what counts
         shown = [name for name in named if not (numbers and name.kind == "size")]
         summary = f"{summary} {_names_in_words(verdict, shown, f'{summary} {next_step}', chinese)}".strip()
@@ -163,9 +174,13 @@ def _with_advice(verdict: Verdict, quoted: Sequence[str], summary: str, next_ste
     advice = _own_advice(quoted, chinese)
     if verdict.cause is None:
         return advice
-    if verdict.signature and verdict.signature.kind in BY_WORDS:
+    if verdict.signature and (verdict.signature.kind in BY_WORDS or verdict.signature.confidence == "low"):
         return f"{advice} {next_step}"
-    return next_step if names.all_in(quoted[0], f"{summary} {next_step}") else f"{next_step} {advice}"
+    return (
+        next_step
+        if names.all_in(own_words.remedy(quoted), f"{summary} {next_step}")
+        else f"{next_step} {advice}"
+    )
 
 
 def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | None, str]:
@@ -205,7 +220,8 @@ def _chained(verdict: Verdict) -> str:
 
 def _own_advice(quoted: Sequence[str], chinese: bool) -> str:
     """A program's own words in the place of a next step."""
-    return f"程序自己说：“{quoted[0]}”" if chinese else f'The program says itself: "{quoted[0]}"'
+    words = own_words.remedy(quoted)
+    return f"程序自己说：“{words}”" if chinese else f'The program says itself: "{words}"'
 
 
 def _names_in_words(verdict: Verdict, named: Sequence[names.Name], answer: str, chinese: bool) -> str:
@@ -242,6 +258,27 @@ def _looks_like(verdict: Verdict) -> Mapping[str, Any] | None:
         "signature": like.signature.id, "cause": like.signature.cause, "likeness": round(like.score, 2),
         "summary": _filled(like.signature.means, {}),
     }  # fmt: skip
+
+
+def _phase(verdict: Verdict) -> Mapping[str, Any] | None:
+    """What the job was doing before it timed out, as --json has it."""
+    phase = verdict.phase
+    if phase is None:
+        return None
+    line = without_secrets(phase.line.whole.strip())[:MOST_QUOTED]
+    return {
+        "name": phase.name, "number": phase.line.number, "line": line, "percent": phase.percent,
+        "function": phase.function or None,
+    }  # fmt: skip
+
+
+def _slow(verdict: Verdict, chinese: bool) -> Iterator[Mapping[str, str]]:
+    """What is computed in a slower way than it could be: the line that says so, and what it means."""
+    for sighting in verdict.slow:
+        signature = sighting.signature
+        means = (chinese and signature.means_zh) or signature.means
+        line = without_secrets(sighting.line.whole.strip())[:MOST_QUOTED]
+        yield {"line": line, "means": _filled(means, sighting.values)}
 
 
 def _is_certain(verdict: Verdict) -> bool:
@@ -303,7 +340,9 @@ def _raised_text(verdict: Verdict) -> str:
     raised = verdict.raised
     if raised is None:
         return ""
-    return f" ({raised.name}: {without_secrets(' '.join(raised.message.split()))[:MOST_OF_MESSAGE]})"
+    asserted = assertions.assertion(raised)
+    message = f"assert {asserted.code}" if asserted else " ".join(raised.message.split())
+    return f" ({raised.name}: {without_secrets(message)[:MOST_OF_MESSAGE]})"
 
 
 def _unknown_lines(verdict: Verdict, chinese: bool) -> tuple[str, str]:

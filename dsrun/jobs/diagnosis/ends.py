@@ -31,6 +31,12 @@ CLOSED = re.compile(
     re.IGNORECASE,
 )
 """Messages that say the other process is gone, and not merely late."""
+TIMED_OUT = re.compile(
+    r"\btimed out waiting \d+ ?ms\b|\bmonitoredBarrier\b|\bcaught collective operation timeout\b"
+    r"|\bbefore timing out\b|\bcollective operation timeout\b|\btimeout caused pair closure\b",
+    re.IGNORECASE,
+)
+"""Messages of a collective that a rank waited in until its time was over: another rank is there and does not come."""
 OWN_MISTAKE = re.compile(
     r"\bEADDRINUSE\b|\baddress already in use\b|\bfailed to listen\b|\bncclInvalid(Usage|Argument)\b|\bout of memory\b"
     r"|\bno (usable )?(socket )?interface\b",
@@ -53,6 +59,8 @@ class RankEnd(NamedTuple):
     """Process id on the rank's host."""
     agreed: bool = False
     """Whether all ranks ended with this same error, which is the job's and no rank's own."""
+    code: int | None = None
+    """Its exit code, -N for signal N; None where neither it nor the kernel tells."""
 
 
 class HostEnd(NamedTuple):
@@ -81,6 +89,17 @@ def lost_others(error: str) -> bool:
         return True
     blames_peers = DISTRIBUTED.match(error) or (RUNTIME.match(error) and PEERS.search(error))
     return bool(blames_peers) and not OWN_MISTAKE.search(error)
+
+
+def timed_out(error: str) -> bool:
+    """Whether an error says that the rank waited for another one until its time was over."""
+    return lost_others(error) and bool(TIMED_OUT.search(error))
+
+
+def may_have_waited(end: RankEnd) -> bool:
+    """Whether a rank waited for another one until its time was over, as far as its end tells: NCCL's watchdog ends the
+    process, which then writes no last state."""
+    return end.killed or timed_out(end.error)
 
 
 def causes(ends: Iterable[RankEnd], struck: Collection[int] = ()) -> list[RankEnd]:

@@ -57,6 +57,7 @@ _FORMS = {
     "size": r"\b\d{1,9}(?:\.\d{1,4})? ?(?:[KMGT]i?B|bytes)\b",
     "shape": r"(?:torch\.Size\()?\[\d{1,12}(?:, ?-?\d{1,12}){0,8}\]\)?"
     r"|\(\d{1,12}x\d{1,12}(?: and \d{1,12}x\d{1,12})?\)",
+    "dtype": r"\bc10::\w{2,20}(?: !=? \w{2,20})?",
     "architecture": r"\b(?:sm|compute)_\d{2,3}a?\b",
     "version": r"(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d{1,4}(?:[.+][\w.]{1,20})?(?![\w.])",
     "name": r"(?<![\w./])[A-Z][A-Z\d]{1,20}(?:_[A-Z\d]{1,30}){1,8}\b|(?<![\w./-])--[a-z][\w-]{2,40}",
@@ -94,7 +95,8 @@ NOT_NAMES = re.compile(
 )
 """Quoted words that name nothing of the user's."""
 PLACE_IN_CODE = re.compile(
-    r"[\w./-]{1,80}\.(?:cpp|cc|cu|cuh|h|hpp|py|rs|go):\d{1,6}|\(pid:? ?\d{1,9}\)|pid=\d{1,9}|0x[\da-fA-F]{4,20}"
+    r"\b\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d(?:\.\d{3}){0,2}|\[PID: ?\d{1,9}\]"
+    r"|[\w./-]{1,80}\.(?:cpp|cc|cu|cuh|h|hpp|py|rs|go):\d{1,6}|\(pid:? ?\d{1,9}\)|pid=\d{1,9}|0x[\da-fA-F]{4,20}"
 )
 LIST_ITEM = re.compile(r"['\"]([^'\"\n]{1,80})['\"]")
 MISSED = re.compile(

@@ -23,6 +23,10 @@ MARKED = re.compile(
     r"|help|可能(?:的)?原因|原因|解决(?:方法|方案|办法)|建议|提示)\]?\s?[:：])\s?\S"
 )
 """A line, or a sentence, that says what it is."""
+CODED = re.compile(
+    r"^(?:\[PID: ?\d{1,9}\] )?(?:[\d:.-]{10,40} )?(?:[A-Z]\w{2,60}\()?E[A-Z]\d{4}\)?: (?![^\n]{0,60}Inner Error)\S"
+)
+"""A line with one of Ascend's codes, which says what failed."""
 ADVICE = re.compile(
     r"(?i)^(?:\W{0,4})(?:(?:so |then |also |you )?(?:please|try|consider|make sure|ensure|did you mean|you (?:can|may"
     r"|should|must|need|have to|might)|either (?:set|pass|use|install|provide)|use |set |install |pass |run |increase "
@@ -34,6 +38,16 @@ IN_SENTENCE = re.compile(
     r"(?i)(?:\bplease\b|\bdid you mean\b|\btry (?:to |setting|using|with|again|lower|reduc|increas|upgrad|install)"
     r"|\b(?:increase|reduce|lower|upgrade|downgrade|install|set) (?:the |your |it|to )?[`'\"A-Z_]|\bpip3? install\b)"
 )
+REMEDY = re.compile(
+    r"(?i)^\W{0,6}\[?(?:solutions?|hint|tip|suggestion|advice|resolution|workaround|remedy|(?:how )?to (?:fix|solve)"
+    r"|recommend|解决|建议|提示)"
+)
+"""The beginning of a quotation that says what to do, and not only why."""
+REMEDY = re.compile(
+    r"(?i)^\W{0,6}\[?(?:solutions?|hint|tip|suggestion|advice|resolution|workaround|remedy|(?:how )?to (?:fix|solve)"
+    r"|recommend|解决|建议|提示)"
+)
+"""The beginning of a quotation that says what to do, and not only why."""
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s+(?=[A-Z'\"`(\u4e00-\u9fff])|\n")
 IS_CODE = re.compile(
     r"^\s*#|^\s*(?:from|import|def|class|return|if|for|with)\b[^.]*$|[;{}]\s*$|^\s*\w+\s?=\s?\S|^File \""
@@ -57,6 +71,11 @@ def quotes(line: PeeledLine, message: str, lines: Sequence[PeeledLine]) -> tuple
     return tuple(kept[:MOST_QUOTES])
 
 
+def remedy(quoted: Sequence[str]) -> str:
+    """Of a program's own words those that say what to do, else the first."""
+    return next((text for text in quoted if REMEDY.match(text)), quoted[0])
+
+
 def _advises(text: str) -> bool:
     """Whether a sentence of a message is advice."""
     text = text.strip()
@@ -65,4 +84,8 @@ def _advises(text: str) -> bool:
 
 def _marks(text: str, line: PeeledLine) -> bool:
     """Whether a line near by is marked as a cause, a solution or a hint, and no source code."""
-    return bool(MARKED.match(text)) and not CODE.match(line.text) and not IS_CODE.search(text)
+    return (
+        bool(MARKED.match(text) or CODED.match(text))
+        and not CODE.match(line.text)
+        and not IS_CODE.search(text)
+    )

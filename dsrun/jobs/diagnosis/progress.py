@@ -20,6 +20,24 @@ STEP = re.compile(
 """A line of a training that moves: a step's number, a bar's count, a loss, DeepSpeed's times."""
 WENT_ON = 10
 """Different lines of that kind after which a program counts as having gone on."""
+AT_WORK = 2
+"""Different lines of any work behind a failure that its program tries again, and with nothing failing later."""
+WORKS = re.compile(
+    r"\d{1,3}%\s?\|[^|\n]{0,200}\|\s{0,3}\d{1,12}/\d|(?i:^[\W\d_]{0,12}(?:\[\w[\w.]{0,60}\] )?"
+    r"(?:sav(?:ing|ed)|model weights saved|configuration saved|loading|running|evaluating|training completed)\b)"
+)
+"""A line of work that is no step: a progress bar, or what is being done."""
+FINISHED = re.compile(
+    r"(?i)\btrain_runtime\b|\btraining (?:is |was |has )?(?:completed?|done|finished)\b|\bfinished training\b"
+    r"|\bexits successfully\b|\bState: COMPLETED\b"
+    r"|\bexiting program after \d|\bsuccessfully saved\b|^\W{0,4}(?:all )?done\W{0,4}$"
+)
+"""A line by which a training says that it is through."""
+TRIES_AGAIN = re.compile(
+    r"(?i)\bretrying\b|\[?\bretry \d|\bretry loop\b|\b(?:will|to) (?:re)?try again\b|\btrying again\b"
+    r"|\battempt \d{1,3} ?(?:/|of) ?\d"
+)
+"""Words of a program that has failed at something and does it once more."""
 
 
 class Steps:
@@ -27,7 +45,13 @@ class Steps:
 
     def __init__(self, lines: Iterable[PeeledLine]) -> None:
         self._by_rank: dict[tuple[int, int | None], list[tuple[int, str]]] = {}
+        self._work: dict[int, list[tuple[int, str]]] = {}
+        self._tries: set[tuple[int, int]] = set()
         for line in lines:
+            if STEP.search(line.text) or WORKS.search(line.text) or FINISHED.search(line.text):
+                self._work.setdefault(line.source, []).append((line.number, line.text))
+            if TRIES_AGAIN.search(line.text):
+                self._tries.add((line.source, line.number))
             if STEP.search(line.text):
                 steps = self._by_rank.setdefault((line.source, line.rank), [])
                 steps.append((line.number, line.text))
@@ -42,3 +66,19 @@ class Steps:
             if len(seen) >= least:
                 return True
         return False
+
+    def try_again(self, line: PeeledLine) -> bool:
+        """Whether a line, or the one below it, says that what failed is tried again."""
+        return not self._tries.isdisjoint((line.source, line.number + below) for below in (0, 1))
+
+    def work_follows(self, line: PeeledLine) -> bool:
+        """Whether the same log goes on with its work behind a line, or says that it is through."""
+        return len({text for _, text in self._later(line)}) >= AT_WORK or self.finished(line)
+
+    def finished(self, line: PeeledLine) -> bool:
+        """Whether the same log says behind a line that its work is through."""
+        return any(FINISHED.search(text) for _, text in self._later(line))
+
+    def _later(self, line: PeeledLine) -> list[tuple[int, str]]:
+        work = self._work.get(line.source, [])
+        return work[bisect_right(work, line.number, key=lambda step: step[0]) :]

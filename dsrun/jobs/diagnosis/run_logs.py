@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from dsrun.job import health
+from dsrun.job.job import HostDevices
 from dsrun.job.log_parts import TIMES, begins_at, in_order, log_of
 from dsrun.job.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, MARK, OWN_LOG, PREPARE_LOG, rank_log
 from dsrun.jobs.diagnosis import log_files
-from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words, speaks_chinese
+from dsrun.jobs.diagnosis.ends import TIMED_OUT
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.reading import stacks as stacks_of
 from dsrun.jobs.diagnosis.reading.log_lines import peeled
+from dsrun.jobs.diagnosis.reading.stacks import hanging_in_words
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
+TIMED_OUT_CAUSES = ("nccl_timeout", "collective_timeout")
+"""Causes of ranks that waited for another one until they gave up."""
 DSRUN_SOURCE = "what dsrun saw"
 """Name of the source with dsrun's own message."""
 
@@ -31,8 +39,9 @@ def of_run(
     said: str = "",
     since: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
+    hosts: Sequence[HostDevices] = (),
 ) -> Diagnosis:
-    """Why a run died.
+    """Why a run died. hosts: the job's, by which a slow one is named.
 
     rank: the first that dsrun saw end; its own log counts before those of the launcher and of others. said: dsrun's own
     message about the end. since: bytes of each log that belong to earlier attempts.
@@ -50,7 +59,49 @@ def of_run(
         own_logs = logs
         verdict = _verdict(logs, index, said)
     names = [*own_logs, LogSource(DSRUN_SOURCE, None)]
-    return in_words(verdict, names, os.environ if environ is None else environ, rank=rank)
+    environ = os.environ if environ is None else environ
+    chinese = speaks_chinese(environ)
+    diagnosis = _with_stacks(in_words(verdict, names, environ, rank=rank), verdict, run_dir, chinese)
+    return _with_health(diagnosis, run_dir, hosts, chinese)
+
+
+def _with_health(
+    diagnosis: Diagnosis, run_dir: Path, hosts: Sequence[HostDevices], chinese: bool
+) -> Diagnosis:
+    """The diagnosis with the ranks that the others had waited for before the end."""
+    known = health.read(run_dir, hosts)
+    if known is None or not known.slow:
+        return diagnosis
+    words = f"此前{known.words_zh}" if chinese else f"Before the end {known.words}."
+    return replace(diagnosis, summary=f"{diagnosis.summary} {words}")
+
+
+def _with_stacks(diagnosis: Diagnosis, verdict: Verdict, run_dir: Path, chinese: bool) -> Diagnosis:
+    """The diagnosis of ranks that waited in vain, with the rank that they waited for and where it stood."""
+    if verdict.cause not in TIMED_OUT_CAUSES or not verdict.signature or verdict.signature.names_rank:
+        return diagnosis
+    waited = {line.rank for line in verdict.lines if line.rank is not None and TIMED_OUT.search(line.text)}
+    stacks = stacks_of.hanging(run_dir, waited)
+    if not stacks:
+        return diagnosis
+    words = hanging_in_words(stacks, chinese)
+    alone = stacks[0] if len(stacks) == 1 else None
+    log = rank_log(stacks[0].rank)
+    next_step = (
+        f"查看该处为何不返回（该进程的日志：{log}）：只有部分进程执行的分支、锁、读写、子进程或无尽循环。"
+        if chinese
+        else f"See why that place doesn't return (the rank's log: {log}): a branch that only some ranks take, a lock, "
+        "reading or writing, a child process, a loop without an end."
+    )
+    return replace(
+        diagnosis,
+        summary=f"{diagnosis.summary} {words[0].upper()}{words[1:]}{'。' if chinese else '.'}",
+        rank=alone.rank if alone else None,
+        rank_by="it had not come to the collective: its stack" if alone else None,
+        stack=stacks[0].lines,
+        next_step=next_step,
+        confidence="high" if alone and not alone.waits else diagnosis.confidence,
+    )
 
 
 def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[LogSource]:

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -30,7 +30,7 @@ from dsrun.jobs.diagnosis.exceptions import (
     unknown_exceptions,
 )
 from dsrun.jobs.diagnosis.progress import Steps
-from dsrun.jobs.diagnosis.reading import owners
+from dsrun.jobs.diagnosis.reading import owners, phases
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
     BEGIN,
@@ -55,12 +55,14 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
-TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
+TRIED_AGAIN = ("network", "hub_offline", "hub_limit", "tracker")
 """Causes that programs retry by themselves, even where another start wouldn't help."""
 STEPS_AFTER_WARNING = 2
 """Different lines of steps behind a warning after which it was no more than that."""
 GOES_ON_WITH = ("nan", "loss_scale", "hangup", "gpu_hardware", "driver")
 """Causes with which steps go on for a while: what they spoil shows later."""
+SHOWS_IN_STEPS = ("nan", "gpu_hardware")
+"""Those of them that are sure although many steps follow."""
 WARNED, FAILED = "WARNING", "ERROR"
 SPOKEN_OF = re.compile(
     r"(?i)\b(?:no|never|without|avoids?|avoiding|prevents?|preventing|in case of|whenever|if you (?:see|get|hit)"
@@ -109,13 +111,26 @@ class Reading:
     index: SignatureIndex
     raised: Sequence[RaisedException] = ()
     """All exceptions, those that a signature knows, too."""
+    harmless: Set[tuple[int, int]] = frozenset()
+    """Places of lines that look like a failure and are none."""
+    slow: Sequence[Sighting] = ()
+    """Sightings of notes on slower ways of computing, the first of each signature."""
 
     @cached_property
     def last_failed(self) -> Mapping[int, int]:
-        """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows."""
-        failed = [sighting.line for sighting in self.sightings if sighting.signature.kind in (SYMPTOM, TAIL)]
-        failed += [exception.line for exception in self.unknown]
-        return {line.source: line.number for line in sorted(failed, key=lambda line: line.number)}
+        """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows, and
+        after which the program didn't go on."""
+        last: dict[int, int] = {}
+        failed = [
+            (sighting.line, sighting)
+            for sighting in self.sightings
+            if sighting.signature.kind in (SYMPTOM, TAIL)
+        ]
+        unknown = [(exception.line, None) for exception in self.unknown]
+        for line, sighting in sorted([*failed, *unknown], key=lambda one: one[0].number, reverse=True):
+            if line.source not in last and not (sighting and _works_on(sighting, self)):
+                last[line.source] = line.number
+        return last
 
     @cached_property
     def steps(self) -> Steps:
@@ -162,13 +177,49 @@ class Verdict:
     """Without a cause: lines that speak of a failure."""
     like: likeness.Likeness | None = None
     """Without a cause: the signature whose example is most like the line."""
+    phase: phases.Phase | None = None
+    """Of a time-out: what the job was doing before it."""
+    slow: Sequence[Sighting] = ()
+    """Notes of programs that compute in a slower way than they could, each once."""
 
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
-    verdict = replace(_with_details(_decided(reading), reading), lines=lines)
-    return verdict if verdict.cause else _unexplained(verdict, reading)
+    verdict = _doubted(_with_details(_decided(reading), reading), reading)
+    verdict = replace(verdict, lines=lines, slow=reading.slow)
+    return _with_phase(verdict, reading) if verdict.cause else _unexplained(verdict, reading)
+
+
+def _doubted(verdict: Verdict, reading: Reading) -> Verdict:
+    """The verdict, no surer than its evidence: nobody is sure of what a job trained on after, of a failure's words amid
+    others, of an exception of a type that none of the signature's examples has, and of the script's call where a
+    package called."""
+    line, signature = verdict.line, verdict.signature
+    if verdict.confidence != "high" or line is None:
+        return verdict
+    lasts = verdict.cause in SHOWS_IN_STEPS
+    doubtful = reading.steps.finished(line) or (not lasts and reading.steps.follow(line))
+    if signature and signature.kind not in (PLACE, MESSAGE) and not verdict.api:
+        raised = reading.exception_of(line)
+        if raised:
+            other_type = raised.line is line and bool(signature.types) and raised.name not in signature.types
+            others_call = verdict.cause == "script_api" and raised.owner in (owners.LIBRARY, owners.TRAINER)
+            doubtful = doubtful or other_type or others_call
+        doubtful = doubtful or signature.is_amid_others_words(narrow(line.text.strip()))
+    return replace(verdict, confidence="medium") if doubtful else verdict
+
+
+def _with_phase(verdict: Verdict, reading: Reading) -> Verdict:
+    """The verdict on a time-out with what the job was doing before it, which makes it surer."""
+    signature, line = verdict.signature, verdict.line
+    if signature is None or line is None or not signature.waits or signature.names_rank:
+        return verdict
+    phase = phases.before(line, reading.lines, reading.raised)
+    if phase is None or phase.name not in phases.ADVICE:
+        return replace(verdict, phase=phase)
+    confidence = "medium" if verdict.confidence == "low" else verdict.confidence
+    return replace(verdict, phase=phase, confidence=confidence)
 
 
 def _decided(reading: Reading) -> Verdict:
@@ -197,6 +248,8 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
         return _by_history(verdict, api)
     if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
         return replace(verdict, confidence=_by_owner(verdict, raised))
+    if verdict.signature and verdict.signature.kind == MESSAGE and not raised.message.strip():
+        return verdict  # it knows what is asserted
     if told := language_errors.told(raised):
         # A sentence on the very expression says more than a file's signature.
         cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
@@ -208,11 +261,18 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
 def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
     """A verdict without a cause, with the lines that speak of a failure, and what they look like."""
     raised = verdict.raised
-    failed = [raised.line] if raised else list(islice(filter(_speaks_of_failure, reading.lines), MOST_FAILED))
+    spoken = (
+        line
+        for line in reading.lines
+        if _place(line) not in reading.harmless
+        and _speaks_of_failure(line)
+        and not reading.steps.finished(line)
+    )
+    failed = [raised.line] if raised else list(islice(spoken, MOST_FAILED))
     if not failed or verdict.signature:
         return replace(verdict, failed=tuple(failed))
     text = f"{raised.name}: {raised.message}" if raised else failed[0].text
-    like = likeness.index_of(reading.index.all).nearest(text)
+    like = likeness.index_of(reading.index.all).like(text)
     line = verdict.line if raised else failed[0]
     return replace(verdict, failed=tuple(failed), like=like, line=line)
 
@@ -309,7 +369,19 @@ def _read(
     ]
     in_threads = [exception for exception in unknown if exception.handled]
     in_no_thread = [exception for exception in unknown if not exception.handled]
-    return Reading(lines, telling, in_no_thread or in_threads, index, raised)
+    return Reading(lines, telling, in_no_thread or in_threads, index, raised, harmless, _slow(fitting))
+
+
+def _slow(seen: Sequence[Sighting]) -> tuple[Sighting, ...]:
+    """Of each signature of a slower way the first sighting, where no other one says more of that line."""
+    slow = [sighting for sighting in seen if sighting.signature.slows]
+    less = {(*_place(sighting.line), id_) for sighting in slow for id_ in sighting.signature.over}
+    first = {
+        sighting.signature.id: sighting
+        for sighting in reversed(slow)
+        if (*_place(sighting.line), sighting.signature.id) not in less
+    }
+    return tuple(first.values())
 
 
 def _of_users_own_code(raised: Sequence[RaisedException]) -> set[tuple[int, int]]:
@@ -395,7 +467,9 @@ def _root(reading: Reading) -> Verdict | None:
     warned = [
         sighting
         for sighting in roots
-        if sighting.line.level == WARNED and not reading.steps.follow(sighting.line, STEPS_AFTER_WARNING)
+        if sighting.line.level == WARNED
+        and not reading.steps.follow(sighting.line, STEPS_AFTER_WARNING)
+        and not _went_on(sighting, reading)
     ]
     # "Loud" is what no program survives by its level. Of these, lines of source code in a traceback go (they quote the
     # message that the exception's own line has), then those that a program retried and went on after.
@@ -410,10 +484,10 @@ def _root(reading: Reading) -> Verdict | None:
         if not telling:  # nothing but source code that would say it
             named = None if reading.unknown else _named(loud, reading)
             return replace(named, confidence="low") if named and named.cause else None
+        telling = [sighting for sighting in telling if not _went_on(sighting, reading)]
         fatal = [sighting for sighting in telling if not _survived(sighting, reading)]
-        if not fatal and (
-            _fails_later(telling[-1].line, reading) or not any(_is_tried_again(one) for one in telling)
-        ):
+        tried_again = any(_is_tried_again(one) for one in telling)
+        if not fatal and (not tried_again or _fails_later(telling[-1].line, reading)):
             return None  # it went on, and failed later or not at all
         verdict = _named(fatal or telling, reading)
         return verdict and _less_sure(verdict, fatal, reading)
@@ -428,6 +502,18 @@ def _survived(sighting: Sighting, reading: Reading) -> bool:
     # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
     lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
     return not lasts and reading.steps.follow(sighting.line)
+
+
+def _went_on(sighting: Sighting, reading: Reading) -> bool:
+    """Whether a program warned of a failure, or tried again what had failed, and then did its work to the log's end."""
+    return _works_on(sighting, reading) and not _fails_later(sighting.line, reading)
+
+
+def _works_on(sighting: Sighting, reading: Reading) -> bool:
+    """Whether work follows after a warning, or after what was tried again; nobody raised it."""
+    line = sighting.line
+    tries = line.level == WARNED or _is_tried_again(sighting) or reading.steps.try_again(line)
+    return tries and reading.steps.work_follows(line) and not reading.exception_of(line)
 
 
 def _is_tried_again(sighting: Sighting) -> bool:
@@ -539,7 +625,7 @@ def _exception(reading: Reading) -> Verdict | None:
 
 def _symptom(reading: Reading) -> Verdict | None:
     """A consequence of another failure: one that names its cause comes before one that doesn't."""
-    symptoms = reading.of_kind(SYMPTOM)
+    symptoms = [symptom for symptom in reading.of_kind(SYMPTOM) if not _went_on(symptom, reading)]
     return _named(
         [symptom for symptom in symptoms if symptom.signature.confidence != "none"] or symptoms, reading
     )

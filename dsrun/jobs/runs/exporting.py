@@ -58,11 +58,20 @@ def pushed(
         hint = f"Name the checkpoint that is meant (there are: {steps}): --checkpoint N -o DIR"
         fault = f"is {run.state}: it has no finished model to push"
         raise DsrunError(fault, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
-    folders = export_folders(job, run.path)
-    kind = main_kind(folders)
-    if not folders[kind].is_dir():
+    if (at_end := of_end(job, run.path)) is None:
         return request(run, job, None, None, digests=digests)
-    return ExportRequest(str(run.path), None, {kind: str(folders[kind].absolute())})
+    return at_end
+
+
+def of_end(job: Job, run: Path) -> ExportRequest | None:
+    """The request that looks at the model of a run's end; None where there is none."""
+    folders = export_folders(job, run)
+    kind = main_kind(folders)
+    return (
+        ExportRequest(str(run), None, {kind: str(folders[kind].absolute())})
+        if folders[kind].is_dir()
+        else None
+    )
 
 
 def main_kind(folders: Mapping[str, Path]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from dsrun import catalog
 from dsrun.errors import DAMAGE, DsrunError, Problem
 from dsrun.files import why_not_readable
+from dsrun.job import health
 from dsrun.job.job import AnyJob, Job, ScriptJob, read_shown
 from dsrun.job.job import read as read_job
 from dsrun.job.layout import EVENTS, METRICS, STATE, whole_checkpoints
@@ -238,6 +239,11 @@ class Run:
             return measured(self.path, self.job)
         except (DsrunError, KeyError, TypeError, ValueError):
             return None
+
+    @cached_property
+    def health(self) -> health.Health | None:
+        """How long its ranks compute and wait; None where that isn't known."""
+        return health.read(self.path, self.any_job.hosts)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -82,6 +82,7 @@ def _of_fine_tune(run: Run, job: Job) -> dict[str, Any]:
         "scores": run.scores,
         "skipped_steps": last.get("skipped"),
         "tokens_per_second": run.tokens_per_second,
+        "health": run.health and asdict(run.health),
         "predicted": job.prediction,
         "measured": run.peaks,
         "rank_0_memory_bytes": last.get("memory_bytes"),

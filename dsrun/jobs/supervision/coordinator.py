@@ -42,9 +42,11 @@ from dsrun.job.processes import GRACE_S, REQUESTS, TerminatedError, end_processe
 from dsrun.job.rank_state import FINISHED, STOPPED, read_state
 from dsrun.job.run_folder import AGENTS_LOG, LOGS, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
-from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
+from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes, may_have_waited
 from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
+from dsrun.jobs.diagnosis.reading import stacks as stacks_of
+from dsrun.jobs.diagnosis.reading.stacks import hanging_in_words
 from dsrun.jobs.supervision import protocol
 from dsrun.jobs.supervision.commands import LOOPBACK
 from dsrun.jobs.supervision.job_hosts import OWN_AGENT, JobHost, JobHosts
@@ -247,6 +249,10 @@ class Coordinator:
                 if host.behind_s is None:
                     host.behind_s = time.time() - clock
                 self.rank_ends.append(RankEnd(**{**fields, "when": fields["when"] + host.behind_s}))
+                if may_have_waited(self.rank_ends[-1]):  # for a rank of another host, maybe
+                    for other in self.hosts:
+                        if other is not host and other.running:
+                            other.send(where=True)
             case {"stackless": ranks}:
                 host.stackless = tuple(ranks)
             case {"exit": fields}:
@@ -354,11 +360,14 @@ class Coordinator:
         self.hosts.send(stacks=True)
         time.sleep(STACKS_S)
         self._receive()
+        hanging = stacks_of.hanging(self.run_dir)
+        alone = hanging[0] if len(hanging) == 1 and not hanging[0].waits else None
         fault = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
+        fault += f"; {hanging_in_words(hanging)}, and the others wait" if alone else ""
         unable = [text for host in self.hosts for text in host.stackless]
         stacks = f"{'; '.join(unable)}. Of the others, each one's" if unable else "Every rank's"
         hint = f"{stacks} stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
-        raise JobFailedError([Problem(fault, hint=hint)], 1)
+        raise JobFailedError([Problem(fault, hint=hint)], 1, alone.rank if alone else None)
 
     def _host_lost(self, host: JobHost) -> JobFailedError:
         """The error of a host whose agent is not heard any more."""

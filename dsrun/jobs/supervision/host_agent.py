@@ -38,6 +38,7 @@ from dsrun.job.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
 from dsrun.job.log_parts import extents
 from dsrun.job.processes import end_processes
 from dsrun.job.run_folder import JOB, PREPARE_LOG, mark_of
+from dsrun.jobs.diagnosis.ends import may_have_waited
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.launchers.common.environment import of_ranks
 from dsrun.jobs.supervision import protocol
@@ -93,7 +94,9 @@ class HostAgent:
         for message in messages:
             if "stop" in message:  # one that is more urgent may have come with it
                 raise EndedError(min(float(message["stop"]) for message in messages if "stop" in message))
-            if "stacks" in message and self.group:
+            if "where" in message and self.group:
+                self.group.take_stacks()
+            elif "stacks" in message and self.group:
                 self.connection.send(stackless=self.group.print_stacks())
             else:
                 self._inbox.append(message)
@@ -223,7 +226,8 @@ class HostAgent:
             while group.code is None:
                 self._tell_ends(group)
                 self._receive()
-                time.sleep(WATCH_S)
+                group.ranks.gone.wait(WATCH_S)
+                group.ranks.gone.clear()
         except EndedError as error:
             grace_s = error.grace_s
             raise
@@ -233,8 +237,11 @@ class HostAgent:
 
     def _tell_ends(self, group: WorkerGroup) -> None:
         """Tell which ranks have ended, and what this host's clock says now: hosts' clocks differ."""
-        for end in group.new_ends():
+        new = group.new_ends()
+        for end in new:
             self.connection.send(rank_end=end._asdict(), clock=time.time())
+        if any(may_have_waited(end) for end in new):  # the launcher ends the one that did not come next
+            group.take_stacks()
 
     def _hurried(self) -> bool:
         """Whether the coordinator, while the ranks are ended already, wants it done at once."""

@@ -51,7 +51,7 @@ ALWAYS = frozenset({
 })  # fmt: skip
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-interface", "nccl-net"})
 HERE_ON_GPUS = frozenset({"driver", "memlock", "ecc", "fabric-manager"})
-"""Those of them that nothing else has looked at where a job runs on this machine alone."""
+"""The checks that nothing else makes where a job runs on this machine alone."""
 OF_PYTHON = frozenset({"python", "packages", "versions"})
 """Checks of a Python other than dsrun's that runs a script; the packages it needs follow from the script's source."""
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})

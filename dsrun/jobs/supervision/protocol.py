@@ -1,7 +1,8 @@
 """How the coordinator and the host agents communicate: messages, JSON objects, one a line, over pipes or TCP.
 
-From the coordinator: setup (over TCP it is read from the run folder), reach, start, stacks, stop, bye. From an agent:
-number, hello, reached, note, asked, rank_end, stackless, exit, problems. From both: heartbeat, asleep.
+From the coordinator: setup (over TCP it is read from the run folder), reach, start, stacks (into the ranks'
+logs), where (into files of their own), stop, bye. From an agent: number, hello, reached, note, asked, rank_end,
+stackless, exit, problems. From both: heartbeat, asleep.
 
 Over TCP both sides prove that they know the job's token before anything else is sent; the token itself never is.
 """

@@ -21,15 +21,17 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 from dsrun.cluster.python_environment import without_own
 from dsrun.host.gpus import cores_beside
 from dsrun.host.hiding import secrets
 from dsrun.job import rank_state
 from dsrun.job.job import AnyJob, Job, ScriptJob, ranks_of, read
-from dsrun.job.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.job.layout import LOG_LIMIT, NODE, STACK_SIGNAL, SUPERVISOR, VISIBLE_DEVICES, stack_file
 from dsrun.job.log_parts import LogKeeper
 from dsrun.job.run_folder import FLIGHT_RECORDER, rank_log, record_of
+from dsrun.jobs.diagnosis.ends import timed_out
 from dsrun.jobs.diagnosis.logs import end_of
 
 WORKER = "dsrun.training.worker"
@@ -47,6 +49,9 @@ BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 PR_SET_PDEATHSIG = 1
 LAST_WORDS_S = 2.0
 """Time to wait for the last output of a script in another Python once it has ended."""
+OTHERS_S = 3.0
+"""Time for a rank that waited for another one in vain, before it leaves: for that one's stack to be taken, and for
+others that wait to say so. Its end is the other's, by the launcher."""
 CLEAN_UP_S = 10.0
 """Time for a script that failed to clean up: the other ranks, which wait for it, can't help any more."""
 
@@ -63,6 +68,7 @@ def main() -> None:
     bind(job)
     keep_flight_recorder(run_dir, rank)
     state = rank_state.of(run_dir, rank)
+    keep_stack(run_dir, rank)
     state.write(stacks=not getattr(job, "python", None))  # another Python's stacks are out of reach
     end_with_parents(state)
     try:
@@ -79,8 +85,22 @@ def main() -> None:
         _leave_anyway(code)
         if not state.ended:
             _fail(state, error)
+        if timed_out(state.fields["error"]):
+            time.sleep(OTHERS_S)
         raise
     _say(state, rank_state.FINISHED)
+
+
+def keep_stack(run_dir: Path, rank: int) -> None:
+    """Have STACK_SIGNAL write the stacks of all threads into the rank's file, also where it hangs in compiled code."""
+    with contextlib.suppress(OSError):  # a full disk: the rank works without
+        file = (run_dir / stack_file(rank)).open("a")
+        faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
+        _open_files.append(file)
+
+
+_open_files: list[IO[str]] = []
+"""Files that stay open for as long as this process lives."""
 
 
 def _say(state: rank_state.RankState, status: str) -> None:
@@ -180,7 +200,7 @@ def _run_elsewhere(argv: list[str], run_dir: Path) -> None:
         text = end_of(run_dir / log).decode("utf-8", errors="replace")
         trace = text[text.rfind(TRACEBACK) :].strip() if TRACEBACK in text else ""
         words = trace.splitlines()[-1] if trace else f"it left with exit code {code}, without an error"
-        state.end(rank_state.FAILED, error=words, traceback=trace)
+        state.end(rank_state.FAILED, error=words, traceback=trace, code=code)
         sys.exit(code)
 
 
@@ -215,9 +235,8 @@ def _fail(state: rank_state.RankState, error: BaseException) -> None:
     """The state of a script that failed: its last line, and the whole of it."""
     if isinstance(error, SystemExit):
         words = f"it left with exit code {_exit_code(error)}, without an error"
-        state.end(
-            rank_state.FAILED, error=words if isinstance(error.code, int) else str(error.code), traceback=""
-        )
+        words = words if isinstance(error.code, int) else str(error.code)
+        state.end(rank_state.FAILED, error=words, traceback="", code=_exit_code(error))
         return
     text = "".join(traceback.format_exception(error))
     summary = traceback.format_exception_only(error)[-1].strip()

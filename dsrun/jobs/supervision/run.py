@@ -43,8 +43,6 @@ PAUSE_S, LONGEST_PAUSE_S = 15, 240
 """Before a job is started again whose cause passes by itself (a host that is gone, a port that is taken): doubled each
 time."""
 
-TIMED_OUT = ("nccl_timeout", "collective_timeout")
-"""Causes (jobs/diagnosis/signatures): ranks that waited for another one until they gave up."""
 SHORTER = "timeout-10-minutes"
 """The change of DeepSpeed's limit, in presets/versions/."""
 
@@ -225,7 +223,7 @@ def _explained(
     python = job.python if isinstance(job, ScriptJob) else None
     try:
         diagnosis = run_logs.of_run(
-            Path(job.run_dir), rank=error.rank, said=first.what, since=sizes, environ=environ
+            Path(job.run_dir), rank=error.rank, said=first.what, since=sizes, environ=environ, hosts=job.hosts
         )
     except DsrunError as unread:  # a lab's own signature that is broken, say
         error.problems += unread.problems
@@ -256,7 +254,7 @@ def _about_memory(diagnosis: Diagnosis, job: AnyJob) -> str:
 def _about_the_limit(diagnosis: Diagnosis, environ: Mapping[str, str], python: str | None = None) -> str:
     """The limit of an exchange that took too long, and why it is so short; else empty. python: the ranks',
     where it isn't this one."""
-    if diagnosis.cause not in TIMED_OUT:
+    if diagnosis.cause not in run_logs.TIMED_OUT_CAUSES:
         return ""
     if minutes := environ.get(GROUP_TIMEOUT):
         return f"The limit was {minutes} minutes ({GROUP_TIMEOUT}): --timeout MINUTES gives another."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,9 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dsrun.host.memory import host_ram, oom_kills
-from dsrun.job.layout import STATE, state_file
-from dsrun.job.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
+from dsrun.job.layout import STACK_SIGNAL, STATE, stack_file, state_file
+from dsrun.job.processes import (
+    GRACE_S,
+    end_processes,
+    exit_code_of,
+    is_stopped,
+    lives,
+    rank_process,
+    remove_shared_memory,
+)
 from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED, read_state
 from dsrun.job.run_folder import launcher_log, rank_log
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
@@ -28,6 +39,8 @@ LOOK_S, LATER_LOOK_S = 0.2, 2.0
 """Between two looks at the folder of the ranks' states: until all of them are there, and after that."""
 SAMPLE_S = 1.0
 """Between two looks at the host's memory."""
+PY_SPY_S = 5.0
+"""Time for py-spy to take the stack of one rank."""
 MOST_OUTPUT = 8000
 """Characters of the launcher's output that are told."""
 
@@ -36,10 +49,11 @@ class WorkerGroup:
     """The job's part on this host. host: its number, from 0; ranks: the global ones that run here."""
 
     def __init__(self, run_dir: Path, host: int, ranks: Sequence[int]) -> None:
-        self.host = host
+        self.host, self._run_dir = host, run_dir
         self.ranks = RankWatch(run_dir, ranks)
         self.logs = [run_dir / rank_log(rank) for rank in ranks]
         self._told: set[int] = set()
+        self._has_stacks = False
         self._process: subprocess.Popen[bytes] | None = None
         self._master = ("", 0)
         self._ooms_before = oom_kills()
@@ -77,6 +91,7 @@ class WorkerGroup:
 
     def print_stacks(self) -> list[str]:
         """Have every rank print its threads' stacks into its log. Returns those that can't, and why, in words."""
+        self.take_stacks()
         unable = []
         for rank, state in self.ranks.states().items():
             if state["status"] != RUNNING:
@@ -84,11 +99,48 @@ class WorkerGroup:
             if is_stopped(state["pid"]):
                 unable.append(f"rank {rank} is stopped (kill -CONT {state['pid']} lets it go on)")
             elif not state.get("stacks"):  # the signal would end it
-                unable.append(f"rank {rank} runs in another Python, or has only just begun")
+                path = self._run_dir / stack_file(rank)
+                taken = path.is_file() and path.stat().st_size
+                where = f"; py-spy wrote its stack into {path}" if taken else ""
+                unable.append(f"rank {rank} runs in another Python, or has only just begun{where}")
             else:
                 with contextlib.suppress(OSError):
                     os.kill(state["pid"], signal.SIGUSR2)
         return unable
+
+    def take_stacks(self) -> None:
+        """Have the stacks of the ranks that still run written into their files: by py-spy where it is installed, which
+        reads those of another Python, too, else by themselves."""
+        if self._has_stacks:
+            return
+        self._has_stacks, program = True, shutil.which("py-spy")
+        dumps: list[tuple[dict[str, Any], int, subprocess.Popen[bytes]]] = []
+        for rank, state in self.ranks.states().items():
+            process = rank_process(state["pid"]) if state["status"] == RUNNING else None
+            if process is None or is_stopped(process.pid):
+                continue
+            with contextlib.suppress(psutil.Error):
+                inside = [process] if state.get("stacks") else process.children()
+                for target in inside if program else ():
+                    command = [str(program), "dump", "--full-filenames", "--pid", str(target.pid)]
+                    dump = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                    dumps.append((state, rank, dump))
+                if not program and state.get("stacks"):
+                    os.kill(process.pid, STACK_SIGNAL)
+        until = time.monotonic() + PY_SPY_S
+        for state, rank, dump in dumps:
+            text = b""
+            try:
+                text, _ = dump.communicate(timeout=max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                dump.kill()
+                dump.communicate()
+            if dump.returncode == 0:
+                with (self._run_dir / stack_file(rank)).open("ab") as file:
+                    file.write(text)
+            elif state.get("stacks"):  # py-spy may not look: ptrace is forbidden in many containers
+                with contextlib.suppress(OSError):
+                    os.kill(state["pid"], STACK_SIGNAL)
 
     def end(self, grace_s: float = GRACE_S, hurried: Callable[[], bool] = lambda: False) -> HostEnd:
         """End what still runs, clear up, and say how it went. hurried: as for `end_processes`."""
@@ -132,9 +184,12 @@ class RankWatch:
         self.ends: dict[int, RankEnd] = {}
         """Ends of the ranks that did not finish."""
         self._gone_at: dict[int, float] = {}
+        self._codes: dict[int, int] = {}
         self._handles: dict[int, int] = {}
         self._read: dict[int, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._waiting = select.epoll()
+        self.gone = threading.Event()
+        """Set when a rank's process has ended, until somebody clears it."""
         self._closed = False
         self._thread = threading.Thread(target=self._wait, daemon=True, name="dsrun-ranks")
         self._thread.start()
@@ -144,7 +199,12 @@ class RankWatch:
             for handle, _ in self._waiting.poll(0.2):
                 now = time.time()
                 self._waiting.unregister(handle)
-                self._gone_at |= {rank: now for rank, own in list(self._handles.items()) if own == handle}
+                for rank in [rank for rank, own in list(self._handles.items()) if own == handle]:
+                    # At once: the launcher collects it within its next look, and with it the kernel's word.
+                    if (code := exit_code_of(self._read[rank][1]["pid"])) is not None:
+                        self._codes[rank] = code
+                    self._gone_at[rank] = now
+                self.gone.set()
 
     def states(self) -> dict[int, dict[str, Any]]:
         """The state of each rank of this host, as it wrote it (job/rank_state.py). A file is read again only if it
@@ -199,11 +259,14 @@ class RankWatch:
                 # was not killed but failed, or finished. Only where nothing is new did it end without a word.
                 last = self.states()[rank]
                 if last == known:
-                    self.ends[rank] = RankEnd(rank, self._gone_at.get(rank, time.time()), "", True, pid)
+                    when = self._gone_at.get(rank, time.time())
+                    self.ends[rank] = RankEnd(rank, when, "", True, pid, code=self._codes.get(rank))
                 state, status = last, last["status"]
             if status == FAILED:
                 agreed = state.get("agreed", False)
-                self.ends[rank] = RankEnd(rank, float(state["ended"]), state["error"], False, pid, agreed)
+                code = state.get("code")
+                ended = float(state["ended"])
+                self.ends[rank] = RankEnd(rank, ended, state["error"], False, pid, agreed, code)
 
     def close(self) -> None:
         """Stop waiting, and let go of the processes."""

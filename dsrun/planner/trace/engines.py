@@ -212,6 +212,8 @@ class Stage3(Sharded):
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
         self.gathered: set[int] = set()
+        self.viewed = self.terms.get("viewed", 0.0) / self.layers
+        """Bytes of a layer that autograd keeps gathered until its backward pass, a mean over the layers."""
 
     def enter(self, segment: Segment) -> Iterator[Action]:
         """A layer's weights and the next one's are gathered."""
@@ -232,6 +234,10 @@ class Stage3(Sharded):
         stays = self.ends + sum(self.sizes[segment.layer :]) <= self.terms.get("gathered", 0.0)
         if segment.kind == BACKWARD or (segment.kind == FORWARD and not stays):
             yield from self._release(segment.layer)
+        if segment.kind == FORWARD and not stays:
+            yield from allocate(("viewed", segment.layer), self.viewed, "gathered")
+        elif segment.kind == BACKWARD:
+            yield from free(("viewed", segment.layer))
 
     def ready(self, block: Hashable, weight: Hashable, size: float) -> Iterator[Action]:  # noqa: ARG002 - the base's
         """A gradient is copied into the standing bucket."""

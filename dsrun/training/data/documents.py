@@ -26,7 +26,7 @@ def encode_documents(
     start = _start_ids(encoder)
     if limits.both <= len(start):
         what = f"what the tokenizer puts before a text takes {len(start)} of a window's {limits.both} tokens"
-        raise DsrunError(what, hint="Raise --max-source-length.")
+        raise DsrunError(what, hint="Raise --max-length, or --max-source-length where it is given.")
     encoded = encoder.encode_texts([document.text for document in documents])
     return [
         _windows(start if document.begins else [], ids, encoder.end_of_text if document.ends else [], limits.both)

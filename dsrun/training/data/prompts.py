@@ -211,7 +211,7 @@ class PromptEncoder:
                 raise BadRowError(f"has a system text that leaves no room for a question: {limit} tokens")
             if conversation.tools:
                 raise BadRowError(f"has tools that leave no room for a question: {limit} tokens")
-            hint = "Raise --max-source-length."
+            hint = "Raise --max-length, or --max-source-length where it is given."
             raise DsrunError(f"the prompt format {self.name} alone takes more than {limit} tokens", hint=hint)
         # A guess by the share of tokens that may stay, since an encoding is dear. It is raised until it no longer fits;
         # then the place between the last that fits and the first that doesn't is halved.

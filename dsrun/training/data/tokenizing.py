@@ -533,9 +533,9 @@ def lines(report: dict[str, Any]) -> list[str]:
     cut = [
         f"{report[key]:,} {words}"
         for key, words in (
-            ("prompts_shortened", "prompts shortened to fit --max-source-length"),
-            ("responses_cut", "responses cut to fit --max-target-length"),
-            ("conversations_shortened", "conversations without their first turns, to fit both together"),
+            ("prompts_shortened", "prompts shortened"),
+            ("responses_cut", "responses cut"),
+            ("conversations_shortened", "conversations without their first turns"),
         )
         if report[key]
     ]

@@ -27,6 +27,11 @@ class Engine(Protocol):
         """The transformers model."""
 
     @property
+    def outline(self) -> Any:
+        """The model with the layers and names of transformers, by which `full_weights` knows its weights, and which an
+        export has; its values don't matter. `module`, unless the engine has put layers of its own into that."""
+
+    @property
     def device(self) -> Any:
         """The torch.device that this rank computes on."""
 
@@ -83,13 +88,16 @@ class Engine(Protocol):
         """The current fp16 loss scale; None in other precisions."""
 
     def skipped_steps(self) -> int:
-        """Optimizer steps without effect so far, as fp16 overflowed in them."""
+        """Optimizer steps that were not taken so far, as their gradient was not finite; of a run that was resumed, or
+        since this start."""
 
     def non_finite(self) -> str | None:
         """A trained weight with a value that is no number, whichever rank holds it; None where there is none."""
 
     def full_weights(self, names: Sequence[str]) -> dict[str, Any]:
-        """Some weights and buffers of the module, whole and on the CPU, on rank 0; an empty dict on the other ranks."""
+        """Some weights and buffers of the model, whole and on the CPU, on rank 0; an empty dict on the other ranks.
+
+        names: the outline's."""
 
     def whole(self) -> AbstractContextManager[bool]:
         """While it lasts, `module` answers: each token takes a forward, which would gather partitioned weights.

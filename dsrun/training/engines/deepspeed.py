@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,20 @@ from dsrun.errors import DsrunError
 from dsrun.job.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training import pickles
-from dsrun.training.barrier import barrier
-from dsrun.training.engines import MicroSteps, cpu_info, sequence_parallel, tensor_parallel, zero
+from dsrun.training.engines import (
+    MicroSteps,
+    cpu_info,
+    expert_parallel,
+    sequence_parallel,
+    tensor_parallel,
+    zero,
+)
 from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.checkpoints.experts import FACTS
 from dsrun.training.engines.checkpoints.host_copies import CapturedFiles
 from dsrun.training.engines.on_ranks import all_tensors, first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
+from dsrun.training.ranks.barrier import barrier
 
 if TYPE_CHECKING:
     from dsrun.training.models.weights import Skeleton, Stored
@@ -116,11 +126,13 @@ class _Parameters(torch.nn.Module):  # type: ignore[misc]
 
 def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
+    outlined = expert_parallel.outline(model) if job.parallel.ep > 1 else None
     engine = engine_of(job, model)
     tensor_parallel.engaged(job, engine.module)
+    expert_parallel.engaged(job, outlined, engine.module)
     zero.engaged(job, engine)
     if job.training.optimizer != MUON:
-        return DeepSpeed(engine, job)
+        return DeepSpeed(engine, job, outlined=outlined)
     # Muon has a learning rate of its own for matrices; they rise and fall together.
     return DeepSpeed(engine, job, [group["lr"] / job.training.lr for group in engine.optimizer.param_groups])
 
@@ -131,7 +143,7 @@ def engine_of(job: Job, model: Any) -> Any:
     if job.training.optimizer != MUON or job.accelerator == "cpu":
         _import_muon_uncompiled()
     mpu = sequence_parallel.register(job, model)
-    with tensor_parallel.dividing(job):
+    with tensor_parallel.dividing(job), expert_parallel.dividing(job):
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config,
             mpu=mpu,
@@ -141,7 +153,34 @@ def engine_of(job: Job, model: Any) -> Any:
         # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
         # would put Adam's bias correction one step ahead of every other stage's.
         engine.optimizer.optimizer.state.clear()
+    if job.zero_stage == 0 and job.precision == "fp32":
+        _step_finite_only(engine, job)
     return engine
+
+
+def _step_finite_only(engine: Any, job: Job) -> None:
+    """Have the plain optimizer of stage 0 in fp32 skip a step whose gradient is not finite, as every other stage and
+    precision does: DeepSpeed neither looks at that gradient nor keeps its norm (runtime/engine.py, _take_model_step).
+    """
+    optimizer, take, apply = engine.optimizer, engine._take_model_step, engine.optimizer.step
+    alone = job.parallel.pp == job.parallel.tp == 1
+
+    def take_finite(lr_kwargs: Any) -> None:
+        gradients = [weight.grad for weight in engine.module.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not alone:  # each stage and each neighbour has a part of the gradient
+            norm = norm.isfinite().logical_not().to(torch.float32)
+            dist.all_reduce(norm, dist.ReduceOp.MAX)
+            norm = torch.where(norm > 0, math.nan, 0.0)
+        optimizer.overflow = not math.isfinite(number := float(norm))
+        if alone:
+            engine._global_grad_norm = number
+        take(lr_kwargs)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return None if optimizer.overflow else apply(*args, **kwargs)
+
+    engine._take_model_step, optimizer.step, optimizer.overflow = take_finite, step, False
 
 
 def _import_muon_uncompiled() -> None:
@@ -197,7 +236,7 @@ def layout(job: Job) -> dict[str, Any]:
     return {
         "world_size": job.world_size, "precision": job.precision, "zero_optimization": zero,
         "optimizer": optimizer.get("type"), "torch_adam": optimizer.get("params", {}).get("torch_adam", False),
-        "tp": job.parallel.tp,
+        "tp": job.parallel.tp, **({"ep": job.parallel.ep} if job.parallel.ep > 1 else {}),
     }  # fmt: skip
 
 
@@ -213,10 +252,13 @@ def rank_of(job: Job, file: Path) -> int:
 class DeepSpeed(MicroSteps):
     """A DeepSpeedEngine behind the names of dsrun.training.engines.Engine, which says what each does."""
 
-    def __init__(self, engine: Any, job: Job, ratios: Sequence[float] = (1.0,)) -> None:
-        """ratios: the learning rate of each parameter group beside the job's."""
+    def __init__(self, engine: Any, job: Job, ratios: Sequence[float] = (1.0,), outlined: Any = None) -> None:
+        """ratios: the learning rate of each parameter group beside the job's. outlined: see Engine.outline, where
+        DeepSpeed has other layers than the model had."""
         self._engine, self._job, self._ratios = engine, job, ratios
         self.module, self.device = engine.module, engine.device
+        self.outline = outlined or engine.module
+        self._experts = expert_parallel.experts_of(job, self.outline, engine.module)
         self.train, self.eval = engine.train, engine.eval
         self._looked_at_copies = False
         self._freezes = not all(weight.requires_grad for weight in self.module.parameters())
@@ -293,12 +335,18 @@ class DeepSpeed(MicroSteps):
 
     def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""
-        weights = {}
+        weights: dict[str, torch.Tensor] = {}
         tensors = all_tensors(self.module)
+        sources = self._experts.sources(tensors) if self._experts else {}
         for name in names:
-            tensor = tensors[name]
+            own = sources.get(name, [name])
+            if self._experts and self._experts.matrix(own[0]):
+                whole = self._all_experts(own)
+                weights |= {} if whole is None else {name: whole}
+                continue
+            tensor = tensors[own[0]]
             partitioned = hasattr(tensor, "ds_id")
-            layer = self.module.get_submodule(name.rpartition(".")[0])
+            layer = self.module.get_submodule(own[0].rpartition(".")[0])
             with (
                 deepspeed.zero.GatheredParameters([tensor], enabled=partitioned),
                 tensor_parallel.gathered(layer, tensor),
@@ -309,11 +357,21 @@ class DeepSpeed(MicroSteps):
                     weights[name] = whole.clone() if partitioned and not whole.is_cuda else whole.cpu()
         return weights
 
+    def _all_experts(self, names: Sequence[str]) -> torch.Tensor | None:
+        """Matrices of all of a layer's experts, which lie in one weight of transformers'; None but on rank 0."""
+        layer = self.module.get_submodule(names[0].rpartition(".experts.")[0])
+        matrices = [name.rpartition(".")[2] for name in names]
+        parts = [getattr(layer.experts, name) for name in matrices]
+        with deepspeed.zero.GatheredParameters(parts, enabled=hasattr(parts[0], "ds_id")):
+            return expert_parallel.gathered(layer, matrices)
+
     @contextmanager
     def whole(self) -> Iterator[bool]:
         """See Engine. Under ZeRO-3 weights are gathered once, without the hooks that gather and release each layer."""
         parameters = list(self.module.parameters())
-        if self._job.zero_stage < 3:
+        if self._experts:
+            yield False  # a rank's tokens need the others' experts
+        elif self._job.zero_stage < 3:
             yield True
         elif not room_for(sum(weight.ds_numel * weight.element_size() for weight in parameters), self.device):
             yield False
@@ -325,10 +383,12 @@ class DeepSpeed(MicroSteps):
                 yield True
 
     def save(self, folder: Path, step: int) -> None:
-        self._engine.save_checkpoint(
-            str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
-            exclude_frozen_parameters=self._freezes,
-        )  # fmt: skip
+        facts, experts = {"step": step}, self._experts
+        with expert_parallel.without_expert_files(self._engine) if experts else nullcontext():
+            self._engine.save_checkpoint(
+                str(folder.parent), tag=folder.name, save_latest=False, exclude_frozen_parameters=self._freezes,
+                client_state={**facts, FACTS: asdict(experts)} if experts else facts,
+            )  # fmt: skip
 
     def capture(self, folder: Path, step: int) -> CapturedFiles:
         """See Engine. All that DeepSpeed writes into a file goes through its checkpoint engine's `save`.
@@ -347,7 +407,9 @@ class DeepSpeed(MicroSteps):
     def load(self, folder: Path, written: Mapping[str, Any]) -> int:
         """See Engine. DeepSpeed reads what the same layout wrote, `resharding` everything else."""
         job, wanted = self._job, layout(self._job)
-        if written == wanted:
+        if (
+            written == wanted and not self._experts
+        ):  # whose files DeepSpeed doesn't get (without_expert_files)
             return self._load_alike(folder)
         hint, why = "Continue it with the preset and the number of ranks that wrote it.", ""
         if written.get("pp", 1) > 1:
@@ -355,11 +417,13 @@ class DeepSpeed(MicroSteps):
             hint = "Continue it as it was started."
         elif _uses_nvme(written) or _uses_nvme(wanted):
             why = "what an NVMe disk's swap files hold can't be divided over other ranks"
-        elif job.training.optimizer != ADAMW:
+        elif job.training.optimizer != ADAMW and written != wanted:
             why = f"states of {job.training.optimizer} can't be divided over other ranks"
         if why:
             raise DsrunError(why, where=str(folder), hint=hint)
-        return resharding.load(self._engine, folder, tp=job.parallel.tp, wrote=written.get("tp", 1))
+        return resharding.load(
+            self._engine, folder, tp=job.parallel.tp, wrote=written.get("tp", 1), experts=self._experts
+        )
 
     def _load_alike(self, folder: Path) -> int:
         """Load a checkpoint of the same layout; returns the steps done."""

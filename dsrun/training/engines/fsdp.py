@@ -16,6 +16,7 @@ bf16. How a model gets there, without being whole in any rank but for one weight
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -135,13 +136,15 @@ class Fsdp(MicroSteps):
         if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # torch 2.6
             hint = "Install torch 2.7 or newer, or take a preset of ZeRO, such as zero3."
             raise DsrunError("FSDP on CPUs needs torch 2.7", where=f"torch {torch.__version__}", hint=hint)
-        self.module, self.device, self._job, self._spec = model, device, job, _spec(job)
+        self.module = self.outline = model
+        self.device, self._job, self._spec = device, job, _spec(job)
         self._kept = [model, *kept]
         self.train, self.eval = model.train, model.eval
         parameters = model.named_parameters()
         self._trained = {name: weight for name, weight in parameters if weight.requires_grad}
         self._optimizer = sharded_optimizer(job, self._trained.values())
-        self._micro_steps, self._norm = 0, None
+        self._micro_steps, self._skipped = 0, 0
+        self._norm: torch.Tensor | None = None
         self._given_last: bool | None = None
         check_engaged(model, self._spec.shard_ranks)
 
@@ -177,16 +180,20 @@ class Fsdp(MicroSteps):
         return self._micro_steps + 1 == self._spec.grad_accum
 
     def step(self) -> None:
-        """See Engine. The norm is that of the whole gradient."""
+        """See Engine. The norm is that of the whole gradient; the host waits for it, so as not to step where it is no
+        number."""
         if not self._is_last:
             self._micro_steps += 1
             return
         self._micro_steps = 0
         weights = [weight for weight in self._trained.values() if weight.grad is not None]
-        self._norm = whole_norm([weight.grad for weight in weights])
-        if self._spec.grad_clip:
-            nn.utils.clip_grads_with_norm_(weights, self._spec.grad_clip, self._norm)
-        self._optimizer.step()
+        self._norm = norm = whole_norm([weight.grad for weight in weights])
+        if math.isfinite(float(norm)):
+            if self._spec.grad_clip:
+                nn.utils.clip_grads_with_norm_(weights, self._spec.grad_clip, norm)
+            self._optimizer.step()
+        else:  # one step would spoil every weight, and the optimizer's states
+            self._skipped += 1
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> torch.Tensor | None:
@@ -196,8 +203,8 @@ class Fsdp(MicroSteps):
         """None: there is no fp16."""
 
     def skipped_steps(self) -> int:
-        """0: no step is skipped."""
-        return 0
+        """See Engine: those whose gradient was not finite."""
+        return self._skipped
 
     def non_finite(self) -> str | None:
         """See Engine. Each rank looks at its rows."""

@@ -20,7 +20,8 @@ WHOLE_ELEMENTS = "dsrun_whole_elements"
 
 
 def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
-    """The optimizer over these weights; None where DeepSpeed makes it from its config.
+    """The optimizer over these weights, or a function of the weights that makes it; None where DeepSpeed makes it from
+    its config.
 
     Raises DsrunError where its package can't be imported, or a single weight is more than it can count.
     """
@@ -28,6 +29,11 @@ def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
     if name not in OPTIMIZERS or not OPTIMIZERS[name].made_by:
         return None
     make = _class_of(name, OPTIMIZERS[name].made_by)
+    if job.parallel.ep > 1:
+        from deepspeed.moe.utils import configure_moe_param_groups
+
+        # Called with the weights once the experts are divided: these are apart from the others, as ZeRO needs them.
+        return lambda weights: make(configure_moe_param_groups(weights), **job.training.optimizer_params)
     if name == ADAMW_8BIT:
         groups = grouped(parameters, job.dp_size if job.zero_stage else 1)
         parameters = [{"params": group} for group in groups]

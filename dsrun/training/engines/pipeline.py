@@ -29,7 +29,6 @@ from deepspeed.runtime.utils import partition_balanced
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
 from dsrun.training import pickles
-from dsrun.training.barrier import from_all_ranks
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.engines import deepspeed, zero
 from dsrun.training.engines.deepspeed import (
@@ -44,6 +43,7 @@ from dsrun.training.engines.deepspeed import (
 )
 from dsrun.training.engines.on_ranks import first_not_finite
 from dsrun.training.loss import StepTotals
+from dsrun.training.ranks.barrier import from_all_ranks
 
 __all__ = [
     "NAME", "awareness", "check_file", "connect", "divided", "fill", "held_type", "initialize", "layout", "rank_of",
@@ -178,7 +178,7 @@ class Pipeline(deepspeed.DeepSpeed):
 
     def __init__(self, engine: Any, job: Job, model: Any) -> None:
         super().__init__(engine, job)
-        self.module = model
+        self.module = self.outline = model
         self._divisor = 1.0
         engine.module.loss_fn = self.loss
         self._names = {

@@ -14,6 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from dsrun.ds_config import ZERO, rounding, section
 from dsrun.errors import TrainingError
 from dsrun.job.job import Job
+from dsrun.training.engines.expert_parallel import copies
 
 PADDING = 64
 """Elements by which DeepSpeed may fill up a rank's part of a group or a weight, at most; it aligns to 2 and 16."""
@@ -30,10 +31,10 @@ def engaged(job: Job, engine: Any) -> None:
     zero = section(job.ds_config, ZERO)
     ranks = job.world_size // (job.parallel.tp * job.parallel.pp)
     if job.zero_stage in (1, 2) and ranks > 1:
-        _stepped(job.zero_stage, engine, ranks)
+        _stepped(job.zero_stage, engine, ranks, job.parallel.ep)
     elif job.zero_stage == 3:
         shard = zero.get("mics_shard_size", -1)
-        _held(list(engine.module.parameters()), shard if shard > 0 else ranks)
+        _held(list(engine.module.parameters()), shard if shard > 0 else ranks, job.parallel.ep)
         if (copies := second_copy_ranks(job)) > 1:
             _groups(list(engine.module.parameters()), copies)
         if "zero_quantized_gradients" in rounding(job.ds_config):
@@ -59,10 +60,11 @@ def check_second_copy(parameters: list[Any], ranks: int) -> None:
         raise TrainingError(f"{what} shared by {ranks} ranks", where=SECOND_COPY, hint=HINT)
 
 
-def _stepped(stage: int, engine: Any, ranks: int) -> None:
-    """Raise TrainingError unless this rank's optimizer steps its share of the trained weights."""
+def _stepped(stage: int, engine: Any, ranks: int, ep: int) -> None:
+    """Raise TrainingError unless this rank's optimizer steps its share of the trained weights. ep: ranks that divide a
+    layer's experts."""
     trained = sum(
-        getattr(weight, "ds_numel", weight.numel())
+        getattr(weight, "ds_numel", weight.numel()) * copies(weight, ep)
         for weight in engine.module.parameters()
         if weight.requires_grad
     )
@@ -76,11 +78,11 @@ def _stepped(stage: int, engine: Any, ranks: int) -> None:
         raise TrainingError(what, where=STAGE, hint=HINT)
 
 
-def _held(parameters: list[Any], ranks: int) -> None:
-    """Raise TrainingError unless this rank holds its share of every weight."""
+def _held(parameters: list[Any], ranks: int, ep: int) -> None:
+    """Raise TrainingError unless this rank holds its share of every weight. ep: as in `_stepped`."""
     shared = [weight for weight in parameters if hasattr(weight, "ds_tensor")]
     held = sum(weight.ds_tensor.ds_numel for weight in shared)
-    total = sum(weight.ds_numel for weight in shared)
+    total = sum(weight.ds_numel * copies(weight, ep) for weight in shared)
     whole = len(parameters) - len(shared)
     if whole or not 0 <= held * ranks - total <= PADDING * ranks * len(parameters):
         what = (

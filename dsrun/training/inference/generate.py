@@ -247,13 +247,9 @@ def answers_to(
 
     def work(chosen: list[int]) -> list[tuple[int, str]]:
         seeds = [seed_of(request.decoding.seed, example) for example in chosen]
-        ids = generate(
-            loaded,
-            [prompts[example] for example in chosen],
-            request.data.max_target_length,
-            request.decoding,
-            seeds,
-        )
+        batch = [prompts[example] for example in chosen]
+        most = request.data.answer_tokens(list(map(len, batch)), loaded.context)
+        ids = generate(loaded, batch, most, request.decoding, seeds)
         return list(zip(chosen, loaded.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
 
     answers: dict[int, str] = {}

@@ -1,7 +1,8 @@
 """Routers of a mixture of experts in training: how evenly they spread tokens, and their loss.
 
 In every family transformers' blocks hand their experts the numbers of the chosen ones (int64, [tokens, chosen]). These
-are counted on the device, and read once a step with everything else.
+are counted on the device, and read once a step with everything else. Where ranks divide the experts, a rank's get other
+ranks' tokens, too: there the routers' own answers are counted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dsrun.training.loss import routers_weight
 
 REAL_TOKENS = "real_tokens"
 """The keyword of a batch's mask: which of its tokens are no padding (bool, as input_ids)."""
+DIVIDED = "AutoEPMoELayer"
+"""DeepSpeed's class of a layer whose experts ranks divide (module_inject/auto_ep_layer.py)."""
 LOSS_FUNCTION = "load_balancing_loss_func"
 """transformers' name of the routers' loss, in the module of each model that has one."""
 
@@ -60,12 +63,18 @@ class ExpertLoad:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         """model: transformers'; a dense one has nothing to count."""
+        divided = [block.router for block in model.modules() if type(block).__name__ == DIVIDED]
         blocks = [block for block in model.modules() if type(block).__name__.endswith("Experts")]
-        blocks = [block for block in blocks if isinstance(getattr(block, "num_experts", None), int)]
+        blocks = divided or [
+            block for block in blocks if isinstance(getattr(block, "num_experts", None), int)
+        ]
         self._counts = [torch.zeros(block.num_experts, device=device) for block in blocks]
         self._chosen = [1] * len(blocks)
         for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(self._counting(number))
+            if divided:
+                block.register_forward_hook(self._counting_answers(number))
+            else:
+                block.register_forward_pre_hook(self._counting(number))
         self._weight = routers_weight(model.config)
         self._loss = torch.zeros((), device=device)
         if blocks and self._weight:
@@ -74,12 +83,21 @@ class ExpertLoad:
     def _counting(self, number: int) -> Any:
         def count(block: Any, inputs: tuple[Any, ...]) -> None:
             if block.training and len(inputs) > 1:
-                chosen = inputs[1].detach()
-                self._chosen[number] = chosen.shape[-1]
-                ones = torch.ones(chosen.numel(), device=chosen.device)
-                self._counts[number].scatter_add_(0, chosen.flatten().long(), ones)
+                self._count(number, inputs[1].detach())
 
         return count
+
+    def _counting_answers(self, number: int) -> Any:
+        def count(router: Any, _inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            if router.training:
+                self._count(number, output[1].detach())
+
+        return count
+
+    def _count(self, number: int, chosen: torch.Tensor) -> None:
+        self._chosen[number] = chosen.shape[-1]
+        ones = torch.ones(chosen.numel(), device=chosen.device)
+        self._counts[number].scatter_add_(0, chosen.flatten().long(), ones)
 
     def _adding(self, model: Any, _inputs: Any, output: Any) -> None:
         if model.training and torch.is_tensor(output.aux_loss):

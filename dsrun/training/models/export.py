@@ -20,13 +20,13 @@ from dsrun.job.job import Job
 from dsrun.job.layout import ADAPTER, BEST, MODEL, ORIGINAL, TEXT_MODEL
 from dsrun.models.transformers_code import TEXT_CONFIG
 from dsrun.training import finite
-from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
 from dsrun.training.engines.optimizers import elements
 from dsrun.training.models.checkpoint_parts import Composed, by_itself, copy_rest, has_more, with_the_rest
 from dsrun.training.models.text_part import text_path, towers
 from dsrun.training.models.weights import INDEXES, give_back, open_shard, weight_files, write_index
+from dsrun.training.ranks.barrier import barrier
 
 BESIDE = {
     ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in",
@@ -72,9 +72,11 @@ def write_from(
         barrier()  # rank 0 may have written the shard before for longer than a collective waits
         return engine.full_weights(names)
 
-    parts = shards(engine.module, trained=job.peft.freezes)
+    parts = shards(engine.outline, trained=job.peft.freezes)
     if dist.get_rank() == 0:
-        write_folders(engine.module, gathered, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders)
+        write_folders(
+            engine.outline, gathered, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders
+        )
     else:
         for names in parts * _passes(job, folders):
             gathered(names)

@@ -100,7 +100,7 @@ def _inputs_on_host(checkpointed: Any, *layer: Any) -> Any:
 
 def _device(job: Job) -> torch.device:
     """The device that the model is read to. Where ranks share it, the whole of it might not fit a GPU."""
-    if job.accelerator != "cuda" or job.parallel.group > 1:
+    if job.accelerator != "cuda" or not job.parallel.alone:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 

@@ -13,13 +13,14 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import json_text, plain
 from dsrun.job import rank_state
+from dsrun.job.health import RANKS_EACH_STEP, WAITS
 from dsrun.job.layout import EVENTS, METRICS
 from dsrun.job.run_folder import json_object
 from dsrun.words import counted
@@ -96,6 +97,13 @@ class Report:
         if strange := {name: repr(value) for name, value in fields.items() if plain(value) != value}:
             line["not_finite"] = strange
         self._append(METRICS, line)
+
+    def waits(self, step: int, seconds: float, waited: Sequence[float]) -> None:
+        """Append to waits.jsonl. waited: the seconds that each rank waited in the step; of many ranks not of every
+        step."""
+        if step % max(1, len(waited) // RANKS_EACH_STEP) == 0:
+            line = {"step": step, "seconds": round(seconds, 4), "waited": [round(one, 4) for one in waited]}
+            self._append(WAITS, line)
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that have a step; other lines are left out."""

@@ -350,6 +350,19 @@ def test_rows_are_held_out_and_cut_to_a_number(machine):
         planned(machine, "--train-file", "a.jsonl", "--val-size", "0.1", "--eval-file", "a.jsonl")
 
 
+def test_messages_name_the_files_that_the_user_knows(machine):
+    """The rows that are left after --val-size and --max-samples lie in the cache, under names that nobody chose."""
+    write("a.jsonl", *[{"text": f"q{n}", "label": "a"} for n in range(50)])
+    notes = planned(machine, "--train-file", "a.jsonl", "--val-size", "0.2").notes
+    assert any("/a.jsonl: a classifier" in note for note in notes)
+    write("b.jsonl", *[ROWS["prompt-response"]] * 9, "{broken")
+    with pytest.raises(DsrunError) as caught:
+        planned(machine, "--train-file", "b.jsonl", "--val-size", "0.2", "--max-samples", "10")
+    (problem,) = caught.value.problems
+    assert (Path(problem.where).name, "1 of 10 rows" in problem.what) == ("b.jsonl", True)
+    assert not [note for note in notes if "/datasets/" in note]
+
+
 def test_a_held_out_file_that_is_trained_on_is_told(machine):
     write("a.jsonl", ROWS["prompt-response"])
     found = planned(machine, "--train-file", "a.jsonl", "--eval-file", "./a.jsonl")

@@ -132,10 +132,10 @@ def test_a_job_is_explicit(machine, train_file):
 def test_given_before_the_models_own_before_the_rest(machine, train_file):
     own = planned(asked(), machine)
     assert own.training.lr == own.ds_config["optimizer"]["params"]["lr"] == 2e-3
-    assert own.data.max_target_length == 96
+    assert own.data.max_length == 160
     given = planned(asked(lr=3e-5, max_target_length=20, micro_batch=2, train_file=train_file), machine)
     assert given.training.lr == given.ds_config["optimizer"]["params"]["lr"] == 3e-5
-    assert (given.data.max_target_length, given.micro_batch) == (20, 2)
+    assert (given.data.max_length, given.data.max_target_length, given.micro_batch) == (None, 20, 2)
     assert given.data.eval_file is None
     assert given.training.seed == FinetuneOptions().seed == 42
 

@@ -44,6 +44,10 @@ def planned(folder, lengths, **given):
     return finetune.plan(request, CPU, {}, download=False)
 
 
+def limits(job):
+    return job.data.max_length, job.data.max_source_length, job.data.max_target_length
+
+
 def refusal(*args, **given) -> str:
     with pytest.raises(DsrunError) as caught:
         planned(*args, **given)
@@ -53,11 +57,36 @@ def refusal(*args, **given) -> str:
 
 def test_lengths_come_from_the_data(folder):
     found = planned(folder, [(20, 70)] * 30)
-    assert (found.job.data.max_source_length, found.job.data.max_target_length) == (64, 128)
-    assert found.resolved.origins["max_target_length"].source == Source.DERIVED
-    assert any("64" in note and "128" in note and "lengths" in note for note in found.notes)
+    # 36 + 71 tokens with the format's own, in whole 64s; the response's part holds what responses need.
+    assert limits(found.job) == (128, 36, 92)
+    assert found.resolved.origins["max_length"].source == Source.DERIVED
+    assert any("lengths: 128 tokens of prompt and response" in note for note in found.notes)
+
+
+def test_a_long_prompt_takes_what_its_response_leaves(folder):
+    """One limit cuts none of these; one for each would have to be 128 + 128, or cut half of them."""
+    rows = [(20, 80), (80, 20)] * 20
+    found = planned(folder, rows)
+    assert found.job.data.max_length == 128
+    assert any("0 of 40 examples (0.0%) are longer" in note for note in found.notes)
+    assert "99 % need --max-length 128" in refusal(folder, rows, max_length=90)
+    # Where both are too long each has its part: the response at least half.
+    assert limits(planned(folder, rows, max_length=90, allow_truncation=True).job) == (90, 45, 45)
+
+
+def test_answers_may_have_what_the_prompts_leave(folder):
+    data = planned(folder, [(20, 70)] * 30).job.data
+    assert data.answer_tokens([36, 40], 256) == 92
+    assert data.answer_tokens([50, 60], 256) == 78  # an answer that was trained on can't be longer
+    assert data.answer_tokens([50, 100], 128) == 28  # the model has no positions beyond
+    assert data.answer_tokens([200], 128) == 1
+    apart = planned(folder, [(20, 70)] * 30, max_source_length=100).job.data
+    assert apart.answer_tokens([100], None) == apart.max_target_length
+
+
+def test_a_limit_for_one_of_the_two_keeps_both_apart(folder):
     asked = planned(folder, [(20, 70)] * 30, max_target_length=100).job.data
-    assert (asked.max_source_length, asked.max_target_length) == (64, 100)
+    assert (asked.max_length, asked.max_source_length, asked.max_target_length) == (None, 64, 100)
 
 
 def test_a_run_that_would_cut_many_examples(folder):
@@ -78,8 +107,8 @@ def test_without_a_tokenizer_the_config_says_how_long(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text("{}")
     found = planned(folder, [(20, 70)] * 9)
-    assert (found.job.data.max_source_length, found.job.data.max_target_length) == (128, 128)
-    assert any("128 + 128 tokens" in note for note in found.notes)
+    assert limits(found.job) == (256, 128, 128)
+    assert any("lengths: 256 tokens, unless" in note for note in found.notes)
     assert "256 positions" in refusal(folder, [(20, 70)] * 9, max_source_length=300)
 
 
@@ -89,6 +118,10 @@ def test_a_model_has_positions(folder):
         assert words in said
     lowered = planned(folder, [(20, 20)] * 9, max_source_length=300, allow_truncation=True).job.data
     assert lowered.max_source_length + lowered.max_target_length == 256
-    assert "--allow-truncation" in refusal(folder, [(400, 20)] * 9)
-    cut = planned(folder, [(400, 20)] * 9, allow_truncation=True).job.data
-    assert (cut.max_source_length, cut.max_target_length) == (192, 64)
+    said = refusal(folder, [(400, 20)] * 9)
+    for words in ("--max-length 448, more than the model's 256 positions", "--allow-truncation"):
+        assert words in said
+    cut = planned(folder, [(400, 20)] * 9, allow_truncation=True)
+    assert limits(cut.job) == (256, 192, 64)
+    assert "256 positions" in refusal(folder, [(20, 20)] * 9, max_length=300)
+    assert planned(folder, [(20, 20)] * 9, max_length=300, allow_truncation=True).job.data.max_length == 256

@@ -251,6 +251,15 @@ def test_the_ranks_code_where_the_launcher_was_ended_before_it_had(make_job, tmp
     assert causes.diagnose(make_job(tmp_path), [failed(1, 1, "SystemExit")], [host]).exit_code == 7
 
 
+@pytest.mark.parametrize("code", [241, 143, -15])
+def test_a_ranks_own_code_counts_and_not_that_of_one_that_was_ended_after_it(make_job, tmp_path, code):
+    ended = failed(1, 1, "it left with exit code 3, without an error")
+    assert causes.diagnose(make_job(tmp_path), [ended._replace(code=3)], [HostEnd(0, code)]).exit_code == 3
+    assert causes.diagnose(make_job(tmp_path), [ended], [HostEnd(0, code)]).exit_code == 1
+    killed = was_killed(1, 1)._replace(code=-9)
+    assert causes.diagnose(make_job(tmp_path), [killed], [HostEnd(0, code)]).exit_code == -9
+
+
 def test_a_launcher_that_was_ended_has_no_code_of_a_rank(make_job, tmp_path):
     for ended in (failed(1, 1, "x"), was_killed(1, 1)):
         found = causes.diagnose(make_job(tmp_path), [ended], [HostEnd(0, -15)])

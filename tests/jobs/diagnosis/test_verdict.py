@@ -212,7 +212,6 @@ def test_what_was_ignored_is_no_cause():
         "step 1 loss 2.5\nstep 2 loss 2.4",
         "failed (exitcode: 1) local_rank: 0 (pid: 1464610) of binary: /usr/bin/python",
         "exits with return code = -6",
-        "exits with return code = -11",
         "RuntimeError: CUDA error: unspecified launch failure",
         LOST,
         "",
@@ -373,10 +372,10 @@ def test_other_ranks_steps_are_no_sign():
 
 
 def test_what_nobody_tries_again_counts_whatever_follows():
-    """Logs of several ranks without prefixes: the others' steps stand behind it."""
+    """Logs of several ranks without prefixes: the others' steps stand behind it, so that nobody is sure."""
     failed = "OSError: [Errno 28] No space left on device"
     found = verdict_on(f"{failed}\n{STEPS}\nexits with return code = 1")
-    assert (found.cause, found.confidence) == ("disk_full", "high")
+    assert (found.cause, found.confidence) == ("disk_full", "medium")
 
 
 def test_two_causes_leave_it_less_sure():

@@ -13,6 +13,7 @@ from dsrun import versions
 from dsrun.cluster import extensions
 from dsrun.errors import DsrunError
 from dsrun.job import run_folder
+from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.diagnosis.signatures import find_signatures
 from dsrun.jobs.supervision import preparation, run
@@ -30,7 +31,7 @@ def limit(cause, **environ):
 
 
 def test_the_causes_are_some_that_signatures_name():
-    assert set(run.TIMED_OUT) <= {signature.cause for signature in find_signatures().values()}
+    assert set(run_logs.TIMED_OUT_CAUSES) <= {signature.cause for signature in find_signatures().values()}
     assert run.SHORTER in versions.combinations()
 
 

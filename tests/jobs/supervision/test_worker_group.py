@@ -210,6 +210,45 @@ def test_who_is_asked_and_does_not_go(hurried):
     process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)]
+)
+def test_the_code_of_a_process_that_nobody_has_collected(code, exit_code):
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert until(lambda: processes.exit_code_of(process.pid) is not None, "its end")
+    assert processes.exit_code_of(process.pid) == exit_code
+    process.wait()
+    assert processes.exit_code_of(process.pid) is None
+    assert processes.exit_code_of(os.getpid()) is None
+
+
+def test_the_stacks_are_those_of_ranks_that_run(node, stage, monkeypatch):
+    """py-spy is a program in its place that prints what it is asked; without it the rank's own signal is sent."""
+    asked = []
+    monkeypatch.setattr(worker_group, "rank_process", psutil.Process)
+    started = node("import time; time.sleep(60)")
+    pid = started._process.pid
+    for rank, status in ((0, "failed"), (1, "running")):
+        state = {"rank": rank, "pid": pid, "status": status, "stacks": True, "error": "x", "ended": 1.0}
+        (stage.run_dir / "state").mkdir(exist_ok=True)
+        (stage.run_dir / "state" / f"rank-{rank}.json").write_text(json.dumps(state))
+    folder = stage.run_dir / "bin"
+    folder.mkdir()
+    (folder / "py-spy").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    started.take_stacks()
+    assert (stage.run_dir / "state" / "stack-1.txt").read_text() == f"dump --full-filenames --pid {pid}\n"
+    assert not (stage.run_dir / "state" / "stack-0.txt").exists()
+    (folder / "py-spy").write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setattr(worker_group.os, "kill", lambda *signalled: asked.append(signalled))
+    started._has_stacks = False
+    started.take_stacks()
+    monkeypatch.undo()
+    assert asked == [(pid, worker_group.STACK_SIGNAL)]
+    started.end(0)
+
+
 def test_one_that_nobody_collects_has_ended():
     """Not this process's child, and its parent does not look: as in a container without an init."""
     code = (

@@ -1,4 +1,4 @@
-"""One of two ranks: mixtures of experts take a few steps under presets; the first rank prints what came of it."""
+"""One of some ranks: mixtures of experts take a few steps under presets; the first rank prints what came of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsrun.options.table import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 from dsrun.training.models.experts import ExpertLoad
 from dsrun.training.models.export import shards
 
-RANKS, MICRO_STEPS, STEPS, LR, LENGTH, VOCABULARY = 2, 2, 4, 0.1, 12, 64
+STEPS, LR, LENGTH, VOCABULARY = 4, 0.1, 12, 64
+TOTAL = 4
+"""Micro batches of a step, over all ranks."""
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
@@ -26,6 +29,21 @@ KINDS = {
     "mixtral": {"num_local_experts": 4, **ROUTED},
     "qwen3_moe": {
         "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "mlp_only_layers": [], **ROUTED},
+    "qwen2_moe": {
+        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], **ROUTED},
+    "qwen3_5_moe_text": {
+        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"]},
+    "deepseek_v2": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8, "num_key_value_heads": 2, "routed_scaling_factor": 1.0},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "n_group": 2, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8, "num_key_value_heads": 2, "routed_scaling_factor": 2.5},
     "glm4_moe": {
         "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1, "use_qk_norm": True},
@@ -36,7 +54,7 @@ def model(kind: str) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SIZES, **KINDS[kind], use_cache=False)
+    config = AutoConfig.for_model(kind, **{**SIZES, **KINDS[kind]}, use_cache=False)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for (
         name,
@@ -63,7 +81,7 @@ def step_batches(step: int) -> list[dict[str, torch.Tensor]]:
     """A step's micro batches, of all ranks; they differ in how many tokens are trained on."""
     generator = torch.Generator().manual_seed(step)
     made = []
-    for number in range(RANKS * MICRO_STEPS):
+    for number in range(TOTAL):
         ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
         labels = ids.clone()
         labels[:, : 1 + 2 * number] = -100
@@ -81,7 +99,10 @@ def undivided_unseen(job: SimpleNamespace, engine: object) -> list[str]:
     from dsrun.training.engines import zero
 
     unseen = []
-    for other in ({"zero_stage": 5 - job.zero_stage}, {"world_size": 4}):
+    others: list[dict[str, object]] = [{"world_size": 2 * job.world_size}]
+    others += [{"zero_stage": 5 - job.zero_stage}] * (job.zero_stage > 1)
+    others += [{"parallel": ParallelismOptions(ep=ep)} for ep in (1, 4)] * (job.parallel.ep > 1)
+    for other in others:
         try:
             zero.engaged(SimpleNamespace(**{**vars(job), **other}), engine)
             unseen.append(str(other))
@@ -90,23 +111,50 @@ def undivided_unseen(job: SimpleNamespace, engine: object) -> list[str]:
     return unseen
 
 
+class SavedWeights:
+    """The bytes of experts' tensors, whole, that autograd keeps from forward to backward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.sizes = {
+            4 * getattr(weight, "ds_numel", weight.numel())
+            for weight in model.parameters()
+            if len(getattr(weight, "ds_shape", weight.shape)) == 3
+        }
+        self.storages: list[tuple[StorageWeakRef, int]] = []
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() in self.sizes:
+            self.storages.append((StorageWeakRef(storage), storage.nbytes()))
+        return tensor
+
+    def alive(self) -> int:
+        """The bytes that are still there. What was let go of is forgotten."""
+        kept = {reference.cdata: size for reference, size in self.storages if not reference.expired()}
+        self.storages.clear()
+        return sum(kept.values())
+
+
 def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.assembly.checks.optimizers import with_optimizer
+    from dsrun.jobs.assembly.checks.parallelism import with_section
     from dsrun.training.engines import deepspeed
     from dsrun.training.models.load import recompute
 
+    ranks = dist.get_world_size()
+    parallel = ParallelismOptions(ep=int(way[2:]) if way.startswith("ep") else 1)
     overrides = ["zero_optimization.stage3_param_persistence_threshold=0"] if preset == "zero3" else []
     options = Options(
-        gpus=RANKS, precision="fp32", micro_batch=2, grad_accum=MICRO_STEPS, lr=LR, grad_clip=0.0,
+        gpus=ranks, precision="fp32", micro_batch=2, grad_accum=TOTAL // ranks, lr=LR, grad_clip=0.0,
         overrides=tuple(overrides),
     )  # fmt: skip
     config, params = with_optimizer(build_config(preset, options), "sgd", SIZES["hidden_size"])
     job = SimpleNamespace(
-        training=ComputeOptions(activation_checkpointing="full" if way == "lora" else way),
-        ds_config=config.ds_config, dp_size=RANKS, world_size=RANKS,
-        grad_accum=MICRO_STEPS, precision="fp32", accelerator="cpu",
-        zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=ParallelismOptions(),
+        training=ComputeOptions(activation_checkpointing="none" if parallel.ep > 1 else {"lora": "full"}.get(way, way)),
+        ds_config=with_section(config.ds_config, kind, parallel, freezes=False), dp_size=ranks, world_size=ranks,
+        grad_accum=TOTAL // ranks, precision="fp32", accelerator="cpu",
+        zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=parallel,
         peft=LORA if way == "lora" else PeftOptions(),
     )  # fmt: skip
     made = with_lora(model(kind)) if way == "lora" else model(kind)
@@ -117,14 +165,17 @@ def train(kind: str, preset: str, way: str) -> None:
     engine = deepspeed.initialize(job, made)
     unseen = undivided_unseen(job, engine._engine)
     load = ExpertLoad(engine.module, engine.device)
-    losses, told = [], []
+    losses, told, kept = [], [], []
+    saved = SavedWeights(engine.module)
     for step in range(STEPS):
         batches = step_batches(step)
         totals = StepTotals(target_tokens(batches), len(batches))
         engine.set_learning_rate(LR)
         whole = torch.zeros(())
-        for batch in batches[dist.get_rank() :: RANKS]:
-            loss = token_mean(engine, batch, totals)
+        for batch in batches[dist.get_rank() :: ranks]:
+            with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+                loss = token_mean(engine, batch, totals)
+            kept.append(saved.alive())
             whole += loss.detach()
             engine.backward(loss)
             engine.step()
@@ -133,7 +184,7 @@ def train(kind: str, preset: str, way: str) -> None:
         loss, *routed = sums.tolist()
         losses.append(loss)
         told.append(load.metrics(routed, len(batches)))
-    weights = engine.full_weights([name for names in shards(engine.module) for name in names])
+    weights = engine.full_weights([name for names in shards(engine.outline) for name in names])
     if dist.get_rank() == 0:
         sums = {
             name: [float(one.double().sum()), float(one.double().norm())] for name, one in weights.items()
@@ -144,6 +195,7 @@ def train(kind: str, preset: str, way: str) -> None:
             "told": told,
             "weights": sums,
             "unseen": unseen,
+            "kept": max(kept),
         }
         print(json.dumps(result), flush=True)
 

@@ -15,15 +15,25 @@ from needed import needs
 torch = pytest.importorskip("torch")
 needs("deepspeed", "transformers")
 
-from mixtures import KINDS, LR, ROUTED, STEPS, model, step_batches, target_tokens, with_lora
+from mixtures import KINDS, LR, ROUTED, SIZES, STEPS, model, step_batches, target_tokens, with_lora
 
 from dsrun.cluster.ports import free_port
+from dsrun.planner.gpu_memory import gpu_memory
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import from_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
-CASES = ["mixtral:zero3:full", "qwen3_moe:zero2:none", "mixtral:zero2:lora"]
+CASES = ["mixtral:zero3:full", "mixtral:zero3:none", "qwen3_moe:zero2:none", "mixtral:zero2:lora"]
+EXPERTS_DIVIDED = ["qwen2_moe:zero2:ep2", "deepseek_v3:zero3:ep2"]
+"""Each rank has half of the experts."""
+CASES += EXPERTS_DIVIDED
 MORE = sorted(
     {":".join(one) for one in itertools.product(KINDS, ("zero2", "zero3"), ("none", "full"))} - {*CASES}
 )
+MORE += [
+    f"{kind}:{preset}:ep2" for kind in KINDS if kind != "glm4_moe" for preset in ("zero1", "zero2", "zero3")
+]
+MORE = [case for case in MORE if case not in CASES]
 
 
 @functools.cache
@@ -37,10 +47,12 @@ def reference(kind, way):
         batches = step_batches(step)
         targets, loss, counts, routers = target_tokens(batches), 0.0, {}, 0.0
         for batch in batches:
-            out = made(input_ids=batch["input_ids"], output_router_logits=kind != "glm4_moe")
+            out = made(
+                input_ids=batch["input_ids"], output_router_logits="output_router_logits" in KINDS[kind]
+            )
             logits, labels = out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
             loss = loss + torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / targets
-            if kind != "glm4_moe":
+            if "output_router_logits" in KINDS[kind]:
                 routers = routers + ROUTED["router_aux_loss_coef"] * out.aux_loss / len(batches)
                 for layer, scores in enumerate(out.router_logits):
                     chosen = torch.nn.functional.one_hot(scores.topk(2).indices, 4).sum((0, 1))
@@ -82,8 +94,18 @@ def test_two_ranks_train_a_mixture_as_plain_torch_does(results, case):
         assert norm == pytest.approx(float(weights[name].norm()), rel=1e-5, abs=1e-6), name
         assert total == pytest.approx(float(weights[name].sum()), rel=1e-4, abs=1e-4), name
     told = line["told"]
-    if "glm4" in case:  # it balances by a bias of its own
+    if "output_router_logits" not in KINDS[case.partition(":")[0]]:  # it balances by a bias of its own
         assert all(set(one) == {"expert_share"} and 0.5 <= one["expert_share"] <= 1 for one in told)
     else:
         assert [one["expert_share"] for one in told] == pytest.approx(shares)
         assert [one["router_loss"] for one in told] == pytest.approx(routed, abs=1e-5)
+
+
+def test_stage_3_keeps_experts_until_backward(results):
+    """What the planner says of them: all layers' where none is computed again, none else."""
+    experts = 4 * SIZES["num_hidden_layers"] * 3 * SIZES["hidden_size"] * SIZES["intermediate_size"]
+    shape = from_config({"model_type": "mixtral", **SIZES, **KINDS["mixtral"]}, "config.json")
+    for way, checkpointing in (("none", 0), ("full", 1)):
+        setup = Setup(shape, gpus=2, stage=3, precision="fp32", checkpointing=checkpointing)
+        viewed = gpu_memory(setup).terms["viewed"]
+        assert results[f"mixtral:zero3:{way}"]["kept"] == viewed == (0 if checkpointing else 4 * experts)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import DsrunError
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.engines import optimizers
 from dsrun.training.engines.optimizers import MOST_ELEMENTS, elements, grouped, own_optimizer
 
@@ -27,7 +28,8 @@ def weight(size: int):
 
 def a_job(optimizer: str = "adamw-8bit", stage: int = 2):
     training = SimpleNamespace(optimizer=optimizer, optimizer_params=PARAMS)
-    return SimpleNamespace(training=training, zero_stage=stage, dp_size=2)
+    parallel = ParallelismOptions()
+    return SimpleNamespace(training=training, zero_stage=stage, dp_size=2, parallel=parallel)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A run goes on with other groups of ranks that share their examples: --tp and --sp of `dsrun resume`."""
+"""A run goes on with other groups of ranks that share examples or experts: --tp, --sp, --ep of `dsrun resume`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsrun.models.tensor_parallel import SECTION
 from dsrun.options.layers import Resolved
 from dsrun.options.table import ParallelismOptions
 
-MAY_CHANGE = ("tp", "sp")
+MAY_CHANGE = ("tp", "sp", "ep")
 TOTAL = "train_batch_size"
 """Key that a config leaves out where ranks share their examples: DeepSpeed would count each of them."""
 
@@ -31,7 +31,11 @@ def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
     """The job with other groups, and its config with what DeepSpeed has to be told of them."""
     if parallel == job.parallel:
         return job
-    config = {name: value for name, value in job.ds_config.items() if name not in (SECTION, TOTAL)}
+    config = {
+        name: value
+        for name, value in job.ds_config.items()
+        if name not in (SECTION, parallelism.EXPERTS, TOTAL)
+    }
     if parallel.group == 1:
         config[TOTAL] = job.world_size * job.micro_batch * job.grad_accum
     network = network_of(resolve.architecture(job.model))
@@ -45,7 +49,9 @@ def check(before: Job, again: Job, checkpoint: Path | None) -> None:
         fault = f"was written under {before.parallel.words}: its layers fit the same preset on as many ranks alone"
         hint = f"Continue it with --preset {before.preset} --gpus {before.world_size}, as it was started."
         raise DsrunError(fault, where=str(checkpoint), hint=hint)
-    if before.parallel == again.parallel:
+    if (
+        before.parallel == again.parallel and again.parallel.ep == 1
+    ):  # whose groups need another number of ranks
         return
     setup = _setup_of(again)
     refused = parallelism.refusals(setup)

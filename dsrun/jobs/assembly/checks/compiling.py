@@ -21,7 +21,8 @@ from dsrun.options.declare import flag_of, select
 from dsrun.options.layers import NOTHING, Layer, Source
 from dsrun.options.optimizers import MUON
 from dsrun.options.table import ParallelismOptions
-from dsrun.planner import gpus, measured
+from dsrun.planner import gpus
+from dsrun.planner.analysis import measured
 
 if TYPE_CHECKING:
     from dsrun.job.job import Job

@@ -62,11 +62,11 @@ class MemoryRequest:
 
     def modelled(self, machine: Machine) -> bool:
         """Whether the planner knows what ranks that share examples take: on GPUs."""
-        return self.parallel.group == 1 or machine.accelerator != "cpu"
+        return self.parallel.alone or machine.accelerator != "cpu"
 
     def judged(self, preset: str, setup: Setup, room: MemoryBudget) -> Plan:
         """A set-up's plan, with ranks that share examples where the job has them."""
-        if self.parallel.group == 1:
+        if self.parallel.alone:
             return judge(preset, setup, room)
         shares = len(self.devices) // self.parallel.group
         return judge_divided(preset, setup, room, Layout(shares, stage=setup.stage, **asdict(self.parallel)))
@@ -241,7 +241,7 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
     """The shortest list of changes with which a plan fits that is out of memory."""
     room = request.room(machine)
     fields, _ = setups.preset_fields(request.presets(plan.setup, room), room, plan.setup)
-    if request.parallel.group > 1:  # beside which nothing is offloaded; a pipeline has ZeRO-1 alone
+    if not request.parallel.alone:  # beside which nothing is offloaded; a pipeline has ZeRO-1 alone
         fields = {
             name: division
             for name, division in fields.items()

@@ -16,7 +16,7 @@ from dsrun.config.presets.preset import SECOND_COPY
 from dsrun.ds_config import ZERO, section, zero_stage
 from dsrun.errors import Problem
 from dsrun.jobs.assembly.checks.optimizers import offloads
-from dsrun.models import tensor_parallel
+from dsrun.models import multimodal, tensor_parallel
 from dsrun.models.chatglm import network_of
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 from dsrun.options.table import ATTENTIONS, OptimizerOptions, ParallelismOptions
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dsrun.options.commands import FinetuneOptions
 
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
+EXPERTS = "expert_parallel"
+"""The section of a DeepSpeed config by which AutoEP divides a mixture's experts."""
 SDPA, TOKEN_MEAN = ATTENTIONS[1], OptimizerOptions.loss
 PIPELINED = ("llama", "mistral", "qwen2", "qwen3", "glm")
 """Networks that were compared in stages."""
@@ -34,6 +36,18 @@ WINDOW_IS_OFF = ("qwen2", "qwen3")
 """Networks whose window counts only where use_sliding_window says so."""
 ELEMENTWISE = tuple(name for name in OPTIMIZERS if name in (ADAMW, "sgd", "lion"))
 """Optimizers for which a part of a matrix is stepped as it would be in the whole one."""
+EXPERT_NETWORKS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "deepseek_v2",
+    "deepseek_v3",
+)
+"""Networks whose experts were divided, and compared."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys of a config with the experts of a layer."""
 SHARED = (*tensor_parallel.NETWORKS,)
 """Networks whose sequences are divided as tokens of one process are computed."""
 
@@ -80,6 +94,12 @@ class ParallelSetup:
     """Whether a step has as many examples as --tokens-per-batch has room for."""
     answers: bool = False
     """Whether held-out prompts are answered."""
+    experts: int | None = None
+    """Experts of a layer; None for a dense network, or one that isn't known yet."""
+    router_loss: bool = False
+    """Whether the model's config asks for the routers' loss."""
+    compiled: bool = False
+    """Whether layers are compiled."""
 
     @property
     def world_size(self) -> int:
@@ -100,11 +120,14 @@ def window_of(architecture: Mapping[str, Any]) -> int | None:
 
 def network_fields(architecture: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a ParallelSetup from a transformers config; None for those that it lacks."""
-    heads = architecture.get("num_attention_heads")
+    heads, text = architecture.get("num_attention_heads"), multimodal.text_config(architecture)
+    counts = (text.get(name) for name in EXPERT_COUNTS)
     return {
         "network": network_of(architecture), "heads": heads,
         "kv_heads": architecture.get("num_key_value_heads") or heads,
         "layers": architecture.get("num_hidden_layers"), "window": window_of(architecture),
+        "experts": next((count for count in counts if isinstance(count, int)), None),
+        "router_loss": text.get("output_router_logits") is True,
     }  # fmt: skip
 
 
@@ -128,6 +151,7 @@ def setup_of(
         official=data.official, length=data.max_source_length + data.max_target_length, precision=precision,
         fused_loss=bool(training.liger), tiles=bool(training.tile_tokens),
         by_tokens=training.tokens_per_batch is not None, answers=training.generate_rows > 0,
+        compiled=bool(training.compile),
         **network_fields(architecture), **_zero_plus_plus(ds_config),
     )  # fmt: skip
 
@@ -182,6 +206,8 @@ def sizes(setup: ParallelSetup) -> Iterator[Problem]:
 def _size_faults(setup: ParallelSetup) -> Iterator[str]:
     """Why there can't be groups of that size."""
     group, neighbours = setup.parallel.group, setup.parallel.group // setup.parallel.pp
+    if group == 1:  # which divides experts, if anything
+        return
     if setup.world_size % group:
         yield f"{counted(setup.world_size, 'rank')} can't make groups of {group}"
     elif split := [count for count in setup.devices if count % neighbours]:
@@ -246,7 +272,7 @@ def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
 
 def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
     """Both are DeepSpeed's."""
-    if setup.parallel.group > 1 and setup.fsdp:
+    if not setup.parallel.alone and setup.fsdp:
         hint = f"Take --preset {'zero1' if setup.parallel.pp > 1 else 'zero3'}."
         yield Problem("is DeepSpeed's, and the preset FSDP's", setup.parallel.words, hint)
 
@@ -257,6 +283,9 @@ APART = {
         "tp",
         "pp",
     ): "AutoTP's groups replace the pipeline's, and one stage's weights are sent to another's ranks",
+    ("tp", "ep"): "AutoTP and AutoEP share their groups, which nobody has compared with one process yet",
+    ("sp", "ep"): "an expert's tokens of a divided sequence were not compared with one process",
+    ("pp", "ep"): "AutoEP looks for its layers in a whole model, and a stage has a part of one",
     ("sp", "pp"): "positions, which keep examples of a divided sequence apart, don't go from stage to stage",
 }
 """Why two kinds don't go together (DeepSpeed 0.19: runtime/engine.py, _configure_tensor_parallel_states).
@@ -321,7 +350,7 @@ def shared_methods(setup: ParallelSetup) -> Iterator[Problem]:
 
 def offloading(setup: ParallelSetup) -> Iterator[Problem]:
     """Nobody has compared it yet."""
-    if setup.parallel.group > 1 and setup.offload:
+    if not setup.parallel.alone and setup.offload:
         fault, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
         yield Problem(fault, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
 
@@ -335,7 +364,10 @@ def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
             "ZeRO++'s second copy is put together from neighbouring ranks, which have parts of other weights"
         )
         yield Problem(fault, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
-    if setup.parallel.group > setup.parallel.pp and setup.quantized:
+    if setup.parallel.ep > 1 and setup.second_copy:
+        fault = "DeepSpeed doesn't do it with ZeRO++'s second copy (runtime/engine.py)"
+        yield Problem(fault, f"--ep {setup.parallel.ep}", "Take --preset zero3, which has none.")
+    if setup.parallel.group * setup.parallel.ep > setup.parallel.pp and setup.quantized:
         fault = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
         yield Problem(fault, setup.parallel.words, "Leave those out.")
 
@@ -384,11 +416,58 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
         yield from (Problem(fault, f"--pp {setup.parallel.pp}", hint) for bad, fault, hint in known if bad)
 
 
+def divided_experts(setup: ParallelSetup) -> Iterator[Problem]:
+    """Refuse the networks and the numbers for which experts are not known to be divided rightly."""
+    ep, option = setup.parallel.ep, f"--ep {setup.parallel.ep}"
+    if ep == 1 or setup.network is None:
+        return
+    if setup.experts is None:
+        hint = "Leave it out: the preset's ZeRO stage divides the model."
+        yield Problem(f"{setup.network} has no experts to divide", option, hint)
+    elif setup.network not in EXPERT_NETWORKS:
+        hint = f"Networks that are: {', '.join(EXPERT_NETWORKS)}. Without --ep, zero3 divides experts as all weights."
+        yield Problem(f"the experts of {setup.network} are not known to be divided rightly", option, hint)
+    elif faults := _expert_faults(setup, ep):
+        sizes = [size for size in range(2, setup.world_size + 1) if not _expert_faults(setup, size)]
+        near = f"Sizes that do: {', '.join(map(str, sizes))}." if sizes else "Leave it out."
+        yield Problem(faults, option, near)
+    if setup.router_loss and setup.network in ("qwen3_5_moe", "qwen3_5_moe_text"):
+        fault = "for the routers' loss AutoEP takes Qwen3.5's softmax a second time (DeepSpeed 0.19.8)"
+        yield Problem(fault, option, "Set output_router_logits to false in config.json, or leave --ep out.")
+
+
+def _expert_faults(setup: ParallelSetup, ep: int) -> str:
+    """Why `ep` ranks can't divide the experts; empty if they can."""
+    faults = (
+        [f"{counted(setup.world_size, 'rank')} can't make groups of {ep}"] if setup.world_size % ep else []
+    )
+    faults += (
+        [f"{setup.experts} experts are no equal shares for {ep} ranks"] if (setup.experts or 0) % ep else []
+    )
+    return "; ".join(faults)
+
+
+def beside_experts(setup: ParallelSetup) -> Iterator[Problem]:
+    """Refuse the options with which divided experts were not compared, each with a way out."""
+    known = (
+        (setup.stage == 0, "without ZeRO DeepSpeed keeps their optimizer in files of its own, which dsrun doesn't read",
+         "Take --preset zero1."),
+        (setup.method != "full", f"not tried with --method {setup.method}", "Take --method full, or leave --ep out."),
+        (setup.optimizer not in ELEMENTWISE, f"not tried with --optimizer {setup.optimizer}",
+         f"Take one of {', '.join(ELEMENTWISE)}."),
+        (setup.precision == "fp16", "not tried in fp16", "Take --precision bf16 or fp32."),
+        (setup.fused_loss, "not tried with liger's kernels", "Leave --liger out."),
+        (setup.compiled, "layers that send tokens to other ranks are not compiled", "Leave --compile out."),
+    )  # fmt: skip
+    if setup.parallel.ep > 1 and not setup.fsdp:  # which is said by then
+        yield from (Problem(fault, f"--ep {setup.parallel.ep}", hint) for bad, fault, hint in known if bad)
+
+
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     sizes, another_engine, divided_networks, divided_methods, divided_optimizers, shared_networks,
     shared_attention, shared_examples, shared_methods, offloading,
-    second_copies, stages, in_stages,
+    second_copies, stages, in_stages, divided_experts, beside_experts,
 )  # fmt: skip
 
 
@@ -396,6 +475,8 @@ def with_section(
     ds_config: dict[str, Any], network: str | None, parallel: ParallelismOptions, *, freezes: bool
 ) -> dict[str, Any]:
     """The config with what DeepSpeed has to be told: how the model is divided. freezes: an adapter is trained."""
+    if parallel.ep > 1:
+        ds_config = {**ds_config, EXPERTS: {"enabled": True, "autoep_size": parallel.ep}}
     if parallel.tp == 1 or network is None:
         return ds_config
     divided = tensor_parallel.section(network, parallel.tp, freezes=freezes)

@@ -67,9 +67,9 @@ TECHNIQUES = (
     ),
     Technique(
         "expert_parallel", _enabled,
-        "is read by DeepSpeed alone: finetune's own export and checkpoints have the experts of one rank (and with "
-        "transformers 5.23 DeepSpeed 0.19.8 stops at the start)",
-        "Leave it out: ZeRO-2 and 3 divide experts as all weights.",
+        "needs checkpoints and exports with the experts of all ranks, and for transformers 5.23 another table of "
+        "recorded outputs",
+        "Take --ep, which sees to both.",
     ),
     Technique(
         "zero_optimization.zenflow", bool,

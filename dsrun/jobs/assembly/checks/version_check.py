@@ -37,7 +37,7 @@ def circumstances(job: Job, *, resumes: bool) -> versions.Circumstances:
         several_ranks=job.world_size > 1,
         gpus=job.accelerator == "cuda",
         overlap_comm=bool(zero.get("overlap_comm")),
-        expert_parallel=False,  # finetune refuses it
+        expert_parallel=False,  # --ep gets round what is known of it (training/engines/expert_parallel.py)
         peft=job.peft.freezes,
         fp32_adapter=job.peft.freezes,
         modules_to_save=False,

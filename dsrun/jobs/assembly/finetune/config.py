@@ -137,7 +137,7 @@ def left_to_the_planner(placed: WithDevices) -> bool:
     network, and the job's GPUs have been asked. The model file's preset is one that is likely to run anywhere."""
     if placed.resolved.source("preset") > Source.MODEL_FILE or not placed.allocation.known:
         return False
-    if placed.machine.accelerator != "cuda" or placed.parallel.group > 1 or placed.shape is None:
+    if placed.machine.accelerator != "cuda" or not placed.parallel.alone or placed.shape is None:
         return False
     own = load(placed.options.preset)
     return own.shipped and not own.defaults and not own.fsdp
@@ -153,7 +153,7 @@ def _choose(placed: WithDevices, findings: Findings) -> tuple[WithDevices, str]:
     hint = "Name a preset: `dsrun preset` lists them."
     if named == AUTO and not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
-    if named == AUTO and placed.parallel.group > 1:
+    if named == AUTO and not placed.parallel.alone:
         fault = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
         raise DsrunError(fault, where="--preset auto", hint=hint)
     whole = split(placed)
@@ -289,8 +289,8 @@ def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any
 def parallel_setup(
     requested: Requested, preset: str, ds_config: Mapping[str, Any]
 ) -> parallelism.ParallelSetup | None:
-    """The facts that decide whether its kind of parallelism works; None where every rank has examples of its own."""
-    if requested.parallel.group == 1:
+    """The facts that decide whether its kind of parallelism works; None where there is data parallelism alone."""
+    if requested.parallel.alone:
         return None
     options = requested.options
     return parallelism.setup_of(

@@ -31,11 +31,18 @@ class Files(NamedTuple):
     evaluation: Path | None
     weights: tuple[float, ...] = ()
     """Weight of each training file: how often its examples are in an epoch."""
+    named: tuple[Path, ...] = ()
+    """The user's own files, where `train` and `evaluation` are rows chosen of them; messages are about these."""
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
         return self.train if self.evaluation is None else (*self.train, self.evaluation)
+
+    @property
+    def judged(self) -> tuple[Path, ...]:
+        """The files that are looked at, under the names that the user knows."""
+        return self.named or self.all
 
 
 def check_data(requested: R, findings: Findings) -> tuple[R, Files] | None:
@@ -53,16 +60,16 @@ def check_data(requested: R, findings: Findings) -> tuple[R, Files] | None:
         findings.notes.append(layer.note)
     requested = layered(requested, layer)
     columns, data_format = requested.columns, asked_format(requested.resolved)
-    problems = [problem for path in files.all for problem in check_data_file(path, columns, data_format)]
+    problems = [problem for path in files.judged for problem in check_data_file(path, columns, data_format)]
     if options.strict_data and not problems:
-        problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
+        problems = [problem for path in files.judged for problem in unusable(path, columns, data_format)]
     if not problems:
         problems = _bad_rows(requested, files, findings)
     findings.problems.extend(problems)
     if options.official and not problems:
         findings.problems.extend(
             Problem("has prompts and responses, no plain text", "--official", f"Leave it out, or {path}.")
-            for path in files.all
+            for path in files.judged
             if format_of(path, columns, data_format) == TEXT
         )
     return requested, files
@@ -77,7 +84,7 @@ def by_columns(requested: Requested, files: Files) -> Layer:
     if requested.options.official or any(requested.resolved.source(name) > Source.DERIVED for name in named):
         return NOTHING
     columns, data_format = requested.columns, requested.options.data_format
-    known = {path: roles for path in files.all if (roles := roles_in(path, columns, data_format))}
+    known = {path: roles for path in files.judged if (roles := roles_in(path, columns, data_format))}
     if not known:
         return NOTHING
     if len(set(known.values())) > 1:
@@ -97,7 +104,9 @@ def by_columns(requested: Requested, files: Files) -> Layer:
 def _bad_rows(requested: Requested, files: Files, findings: Findings) -> list[Problem]:
     """Problems of files of which many rows can't be trained on; of a few a note says so."""
     problems: list[Problem] = []
-    for path in () if requested.options.official else files.all:  # ChatGLM's own script leaves them out, too
+    for path in (
+        () if requested.options.official else files.judged
+    ):  # ChatGLM's own script leaves them out, too
         found = bad_rows(path, requested.columns, asked_format(requested.resolved))
         if found.too_many and not requested.options.allow_bad_rows:
             hint = "Fix them (--strict-data names the first), or train on the others: --allow-bad-rows."
@@ -122,7 +131,10 @@ def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
     trained, held_out = chosen_rows.chosen(
         files.train, val_size=options.val_size, max_samples=options.max_samples, seed=options.seed
     )
-    return Files(trained, held_out or files.evaluation, files.weights)
+    named = files.train if held_out else files.all
+    return Files(
+        trained, held_out or files.evaluation, files.weights, () if trained == files.train else named
+    )
 
 
 def _named_files(options: FinetuneOptions, dataset: str | None) -> Files:
@@ -163,12 +175,13 @@ def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
     """The data, and a line for each file whose format was found out and is not the plainest."""
     data_format = asked_format(requested.resolved)
     formats = [format_of(path, requested.columns, data_format) for path in files.all]
+    judged = {path: format_of(path, requested.columns, data_format) for path in files.judged}
     notes = [
         f"{path} is read as {kind} (--data-format decides otherwise)"
-        for path, kind in dict(zip(files.all, formats, strict=True)).items()
+        for path, kind in judged.items()
         if kind not in (data_format, PROMPT_RESPONSE)
     ]
-    for path, kind in dict(zip(files.all, formats, strict=True)).items():
+    for path, kind in judged.items():
         if unread := unread_columns(keys_of(first_rows(path)), kind, requested.columns):
             notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
     if files.evaluation and any(

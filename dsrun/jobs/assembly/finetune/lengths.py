@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from dsrun.data.cache import model_dir
-from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting, fitting_together
+from dsrun.data.sequence_lengths import (
+    MOST_CUT,
+    ExampleLength,
+    divided,
+    example_lengths,
+    fitting,
+    fitting_together,
+)
 from dsrun.errors import DsrunError, Findings, collected
 from dsrun.job.job import DataSpec, ModelSpec
 from dsrun.jobs.assembly.finetune.data import Files, data_spec, with_corpus
@@ -15,17 +22,19 @@ from dsrun.jobs.assembly.finetune.stages import WithModel, layered
 from dsrun.models.resolve import positions_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import flag_of
-from dsrun.options.derived import halves
-from dsrun.options.layers import NOTHING, Layer, Source
+from dsrun.options.layers import NOTHING, Layer, Resolved, Source
+from dsrun.options.table import LengthOptions
 
 LENGTHS = ("max_source_length", "max_target_length")
 FLAGS = " and ".join(flag_of(FinetuneOptions, name) for name in LENGTHS)
 M = TypeVar("M", bound=WithModel)
+L = TypeVar("L", bound=LengthOptions)
 
 
 def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     """Tokens of prompts and responses: what is asked for, else what the examples need and the model has positions for.
 
+    Where neither of the two has a limit of its own, they share one.
     The reference recipe has its own. Where the tokenizer isn't here yet (a model that is still to be downloaded or
     made), this says so; what is cut is then looked at once more when the examples are prepared, before the start.
     """
@@ -36,10 +45,10 @@ def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     lengths = example_lengths(data, folder, known.model.chat_template) if folder is not None else []
     positions = positions_of(known.model)
     open_yet = Source.BUILT_IN in (known.resolved.source(name) for name in LENGTHS)
-    known = layered(known, _needed(known, lengths, positions))
+    known = layered(known, needed_limits(known.resolved, lengths, positions))
     with collected(findings.problems):
-        known = layered(known, _within(known, positions))
-        findings.notes.extend(_cut(known, lengths))
+        known = layered(known, _within(known, lengths, positions))
+        findings.notes.extend(_cut(known, lengths, positions, told=open_yet))
     if folder is None:
         now = _limits(known.options)
         told = "unless the model's tokenizer, once it is here, says otherwise"
@@ -49,21 +58,36 @@ def settle_lengths(known: M, files: Files, findings: Findings) -> M:
     return known
 
 
-def _needed(known: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
-    """The lengths that the examples need; where they aren't known, as much as the model has positions for."""
-    if known.options.max_length:
-        return NOTHING
+def needed_limits(known: Resolved[L], lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
+    """The limits that the examples need; where they aren't known, as much as the model has positions for.
+
+    It is one for prompt and response together, unless one of them has a limit by whatever source: then each has its
+    own.
+    """
+    options, why = known.options, "what 99 % of the examples need"
+    if options.max_length:
+        return _shared(options.max_length, lengths, "what the responses need")
+    if all(known.source(name) == Source.BUILT_IN for name in LENGTHS):
+        longest = fitting_together(lengths) if lengths else options.longest_example
+        if positions is not None and positions < longest:
+            longest, why = positions, "the model's positions"
+        return _shared(longest, lengths, why if lengths or longest == positions else "until they are counted")
     if lengths:
-        fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
-        return Layer(Source.DERIVED, fit, "what 99 % of the examples need")
+        return Layer(Source.DERIVED, dict(zip(LENGTHS, fitting(lengths, positions), strict=True)), why)
     if positions is None:
         return NOTHING
     # Documents fill what there is.
-    most = {name: min(getattr(known.options, name), positions // 2) for name in LENGTHS}
+    most = {name: min(getattr(options, name), positions // 2) for name in LENGTHS}
     return Layer(Source.DERIVED, most, "the model's positions")
 
 
-def _within(known: WithModel, positions: int | None) -> Layer:
+def _shared(longest: int, lengths: Sequence[ExampleLength], why: str) -> Layer:
+    """The layer of one limit for prompt and response, with the part of each."""
+    parts = zip(LENGTHS, divided(longest, lengths), strict=True)
+    return Layer.settled({"max_length": longest, **dict(parts)}, why)
+
+
+def _within(known: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
     """Lengths that the model has positions for. Raises DsrunError where they would have to be cut unasked."""
     source, target = (getattr(known.options, name) for name in LENGTHS)
     if positions is None or source + target <= positions:
@@ -73,15 +97,18 @@ def _within(known: WithModel, positions: int | None) -> Layer:
         hint = "Lower them, or have them lowered: --allow-truncation."
         raise DsrunError(fault, where=_flags(known.options), hint=hint)
     if known.options.max_length:
-        return Layer.settled({"max_length": positions, **halves(positions)}, "the model's positions")
+        return _shared(positions, lengths, "the model's positions")
     target = min(target, max(positions // 2, positions - source))
     return Layer.settled(
         dict(zip(LENGTHS, (positions - target, target), strict=True)), "the model's positions"
     )
 
 
-def _cut(known: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
-    """A line about what the lengths cut. Raises DsrunError where that is too much."""
+def _cut(
+    known: WithModel, lengths: Sequence[ExampleLength], positions: int | None, *, told: bool
+) -> list[str]:
+    """A line about what the lengths cut; told: also where they cut nothing. Raises DsrunError where that is too
+    much."""
     if not lengths:
         return []
     source, target = (getattr(known.options, name) for name in LENGTHS)
@@ -101,9 +128,11 @@ def _cut(known: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
         fault = f"prompts of {source} tokens and responses of {target}: {says}"
         if together:
             fault = f"examples of {known.options.max_length} tokens: {says}"
+        if positions is not None and sum(limits.values()) > positions:
+            needed += f", more than the model's {positions} positions"
         hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
         raise DsrunError(fault, where=_flags(known.options), hint=hint)
-    if cut or known.resolved.source("max_source_length") == Source.DERIVED:
+    if cut or told:
         parts = f"{source} tokens of a prompt, {target} of a response"
         parts = f"{known.options.max_length} tokens of prompt and response" if together else parts
         return [f"lengths: {parts}; {says}"]

@@ -10,7 +10,7 @@ from dsrun.jobs.assembly.plan_target import USUAL_GPU, PlanTarget
 from dsrun.jobs.assembly.planning.search import RankedPlans
 from dsrun.jobs.assembly.planning.setups import FREES_INPUTS
 from dsrun.jobs.assembly.planning.subjects import PlanSubject
-from dsrun.planner import accuracy
+from dsrun.planner.analysis import accuracy
 from dsrun.planner.plan import Plan
 from dsrun.planner.speed import UNCERTAIN, slow_network
 

@@ -19,7 +19,7 @@ from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.shape import Shape, described, from_numbers
 
 if TYPE_CHECKING:
-    from dsrun.data.sequence_lengths import SequenceLengths
+    from dsrun.data.sequence_lengths import ExampleLength, SequenceLengths
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 
@@ -105,15 +105,15 @@ def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[P
     return resolved.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
 
 
-def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:
-    """The lengths of --train-file's examples, and finetune's limits for them; None where nothing is to be cut.
+def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, list[ExampleLength]]:
+    """The lengths of --train-file's examples: their statistics, and each that can be cut.
 
     Raises DsrunError where there is no tokenizer, or no example.
     """
     from dsrun.data.conversations import columns_of
     from dsrun.data.data_file import check_data_file, roles_in
     from dsrun.data.hub_data import local_file
-    from dsrun.data.sequence_lengths import example_lengths, fitting, measure
+    from dsrun.data.sequence_lengths import example_lengths, measure
     from dsrun.job.job import DataSpec
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
@@ -124,8 +124,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     raise_all(check_data_file(path, columns, options.data_format))
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
     folder = _tokenizer_folder(what, options)
-    examples = example_lengths(data, folder)
-    return measure(data, folder), fitting(examples, what.shape.positions) if examples else None
+    return measure(data, folder), example_lengths(data, folder)
 
 
 def _tokenizer_folder(what: PlanSubject, options: PlanOptions) -> Path:

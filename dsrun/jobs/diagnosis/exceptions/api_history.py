@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dsrun.jobs.diagnosis.exceptions.log_versions import releases_in
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.owners import LIBRARY, REMOTE_CODE, TRAINER, USER
 from dsrun.jobs.diagnosis.reading.tracebacks import OF_NO_LIBRARY, Frame, RaisedException
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ TYPES = (
 )
 """Exceptions in which these words are Python's or transformers', and no quotation."""
 IMPORTS = ("ImportError", "ModuleNotFoundError", "RuntimeError")
-"""Those of them that say what can't be imported; RuntimeError is transformers', about an import of its own."""
+"""Exceptions that say what can't be imported; RuntimeError is transformers', about an import of its own."""
 SHORTEST_GAP = 5
 """Releases without a name, between others with it, from which it counts as gone."""
 SETTINGS = ("Config", "Arguments")
@@ -163,7 +164,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         return None
     caller = _caller(raised)
     user = raised.user_frame
-    own = caller is None or caller.owner == owners.USER
+    own = caller is None or caller.owner == USER
     return ApiFinding(
         package=record.package.name if record.releases else _package_name(asked.path),
         path=asked.path,
@@ -460,7 +461,7 @@ def _caller(raised: RaisedException) -> Frame | None:
             "wrapper",
             "inner",
         )
-        if frame.owner in (owners.USER, owners.TRAINER, owners.LIBRARY) and not passes_on:
+        if frame.owner in (USER, TRAINER, LIBRARY) and not passes_on:
             return frame
     return raised.user_frame
 
@@ -539,7 +540,7 @@ def _by_caller(found: ApiFinding) -> str:
     """The other way out: a release of whoever asks that fits what is installed."""
     if not found.caller or found.caller == found.package:
         return f", or change {found.place}" if found.is_own and found.place else ""
-    if found.caller == owners.REMOTE_CODE:
+    if found.caller == REMOTE_CODE:
         return ", or newer files of the model"
     known = next((use for use in found.uses if use.package == found.caller), None)
     if known and not known.until_now and found.direction != NEWER:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from dsrun.host.hiding import without_secrets
 from dsrun.jobs.diagnosis.exceptions import api_history
-from dsrun.jobs.diagnosis.reading import owners
+from dsrun.jobs.diagnosis.exceptions.assertions import Assertion, assertion
+from dsrun.jobs.diagnosis.reading.owners import LIBRARY, TRAINER, USER
 from dsrun.jobs.diagnosis.reading.tracebacks import Frame, RaisedException
 
 NONE_ATTRIBUTE = re.compile(r"^'NoneType' object has no attribute '(?P<name>\w{1,80})'")
@@ -47,11 +48,13 @@ def told(raised: RaisedException) -> Told | None:
     """An exception that Python raised at an expression, in words; None for others, and where no frame tells whose it
     is."""
     frame = raised.raiser
+    if frame and (asserted := assertion(raised)):
+        return _of_assertion(asserted, frame, raised)
     if frame is None or not raised.is_of_language:
         return None
-    if frame.owner == owners.USER:
+    if frame.owner == USER:
         return _of_user(raised, frame)
-    return _of_package(raised, frame) if frame.owner in (owners.TRAINER, owners.LIBRARY) else None
+    return _of_package(raised, frame) if frame.owner in (TRAINER, LIBRARY) else None
 
 
 def _of_user(raised: RaisedException, frame: Frame) -> Told | None:
@@ -89,6 +92,26 @@ def _of_user(raised: RaisedException, frame: Frame) -> Told | None:
             f"修改脚本的 {place}：对象是否正确、名字是否写对。",
         )
     return None
+
+
+def _of_assertion(asserted: Assertion, frame: Frame, raised: RaisedException) -> Told:
+    """An assertion without a message, by the expression in its line of code."""
+    place = f"{without_secrets(frame.file)}:{frame.line}"
+    code = without_secrets(asserted.code)
+    who = "The script" if frame.owner == USER else frame.package or "Python's own code"
+    fact = f": {without_secrets(asserted.fact)}" if asserted.fact else ""
+    fact_zh = f"：{without_secrets(asserted.fact_zh)}" if asserted.fact_zh else ""
+    user = raised.user_frame
+    called = (
+        f" (called from {without_secrets(user.file)}:{user.line})" if user and frame.owner != USER else ""
+    )
+    return Told(
+        f"{who} asserts `{code}`, which doesn't hold{fact}.",
+        f"Print the values of `{code}` just before {place}{called}: the one that isn't as it has to be comes from what "
+        "was handed over there.",
+        f"{who if frame.owner != USER else '脚本'} 的断言 `{code}` 不成立{fact_zh}。",
+        f"在 {place} 之前打印 `{code}` 中各个值：不符合要求的值来自传入的参数。",
+    )
 
 
 def _key(message: str, frame: Frame, place: str, code: str) -> Told:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsrun.jobs.diagnosis.exceptions import exception_types
+from dsrun.jobs.diagnosis.exceptions.assertions import assertion
 from dsrun.jobs.diagnosis.exceptions.exception_types import TypeMeaning
 from dsrun.jobs.diagnosis.progress import Steps
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
@@ -36,6 +37,8 @@ OF_PYTHON = re.compile(
 """Python's own messages on a value of a wrong type: they don't say where it comes from."""
 LOGGED = "Error"
 """The type of a line that was only logged."""
+ASSERTS = re.compile(r"assert ")
+"""The beginning of a pattern that is one of an assertion's source code."""
 FEWEST_WORDS = 3
 """Words of a message from which it says something: with fewer it is a key, a name or a number."""
 
@@ -93,7 +96,11 @@ def _said_by(raised: RaisedException, index: SignatureIndex) -> FailureSignature
     says_nothing = OF_PYTHON.search(message) or len(message.split()) < FEWEST_WORDS
     if says_nothing or came_of_others(raised):
         return None
-    return index.of_message(f"{raised.name}: {message}")
+    signature = index.of_message(f"{raised.name}: {message}")
+    # Source code is no message: of one that has none only a signature of that very assertion speaks.
+    return (
+        signature if signature is None or not assertion(raised) or ASSERTS.match(signature.pattern) else None
+    )
 
 
 def logged(line: PeeledLine, index: SignatureIndex) -> FailureSignature | None:
@@ -108,7 +115,10 @@ def came_of_others(raised: RaisedException | None) -> bool:
 
 
 def _beginning(raised: RaisedException) -> str:
-    """The first line of a message that says something: a launcher's own may stand below it."""
+    """The first line of a message that says something: a launcher's own may stand below it. Of an assertion without a
+    message it is what it asserts."""
+    if asserted := assertion(raised):
+        return f"assert {asserted.code}"
     lines = [" ".join(line.split()) for line in raised.message.split("\n") if line.strip()]
     first = lines[0] if lines else ""
     return " ".join(lines[:2]) if len(first.split()) < FEWEST_WORDS else first

@@ -33,6 +33,7 @@ PREFIXES = tuple(
         r"\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]\s?",
         r"(?:stderr|stdout|err|out)\s?[:|]\s",
         r"(?P<lower>warning): (?=\S)",
+        r"(?P<passed>PASSED|SKIPPED|XFAIL) (?=\S)",
         r"\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:\|[\w./-]{1,80}:\d{1,6})?\]?[:,]?\s{1,8}"
         r"(?!in\b)",
         # logging's own default; torch warns in it of what ends a job.
@@ -154,6 +155,8 @@ def _is_prefix(hit: re.Match[str]) -> bool:
 
 
 def _level(fields: dict[str, str]) -> str:
+    if "passed" in fields:  # a test's outcome, whose name may hold any words
+        return "INFO"
     letter = (fields.get("glog") or fields.get("letter") or "")[:1]
     by_letter = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
     level = fields.get("level") or fields.get("lower", "").upper() or fields.get("logged") or by_letter

@@ -1,4 +1,4 @@
-"""Whose code a frame of a traceback is in: that decides what an exception there can mean, and who can correct it.
+"""The owner of a frame of a traceback: that decides what an exception there can mean, and who can correct it.
 
 A KeyError in the user's own file is a key of the user's; the same line in a library's file may tell of a model that
 the library doesn't know. `USER` is what no other pattern claims: a script, a notebook's cell, a clone of a project.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dsrun.jobs.diagnosis.reading import owners
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
+from dsrun.jobs.diagnosis.reading.owners import COMPILED, LIBRARY, TRAINER, USER
 
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
@@ -85,7 +86,7 @@ CARRIERS = frozenset(
     }
 )
 """Packages that carry out what others ask: their failures are of what was asked for."""
-ASKERS = (owners.TRAINER, owners.LIBRARY)
+ASKERS = (TRAINER, LIBRARY)
 OF_NO_LIBRARY = re.compile(
     r"^(?:['\"][^'\"\n]{0,80}['\"]|-?\d{1,12}|\([^\n]{0,80}\))\s*$"
     r"|^'(?:NoneType|list|dict|str|int|float|tuple|set|bool|bytes|function|method|generator|range|zip|map)' object "
@@ -97,6 +98,8 @@ MOST_CODE = 200
 """Longest line of code that is kept, in characters."""
 LINES_OF_OTHERS = 12
 """Lines of other ranks that may stand between a frame and its code."""
+MARKS = re.compile(r"^[\^~ ]{1,400}$")
+"""Python's marks below a line of code."""
 MESSAGE_LINES = 8
 """Lines of an exception's message that are read."""
 
@@ -112,7 +115,7 @@ class Frame(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Whose code it is in: one of OWNERS."""
+        """The owner of the code that the frame is in, one of OWNERS."""
         return owners.owner(self.file)[0]
 
     @property
@@ -123,7 +126,7 @@ class Frame(NamedTuple):
     @property
     def is_library(self) -> bool:
         """Whether it lies in an installed package, in Python's own, or in a trainer's own code."""
-        return self.owner != owners.USER
+        return self.owner != USER
 
 
 @dataclass
@@ -162,16 +165,16 @@ class RaisedException:
     def user_frame(self) -> Frame | None:
         """The innermost frame of the user's own code; of a chain, where this exception has none, that of another."""
         frames = [*self.chain_frames, *self.frames]
-        return next((frame for frame in reversed(frames) if frame.owner == owners.USER), None)
+        return next((frame for frame in reversed(frames) if frame.owner == USER), None)
 
     @property
     def raiser(self) -> Frame | None:
         """The innermost frame that is Python: where it was raised, or what called the compiled code that did."""
-        return next((frame for frame in reversed(self.frames) if frame.owner != owners.COMPILED), None)
+        return next((frame for frame in reversed(self.frames) if frame.owner != COMPILED), None)
 
     @property
     def owner(self) -> str:
-        """Whose code raised it; empty where no frame tells."""
+        """The owner of the code that raised the exception; empty where no frame tells."""
         return self.raiser.owner if self.raiser else ""
 
     @property
@@ -208,7 +211,7 @@ class RaisedException:
         """Whether it is Python's word on the user's own expression, without a library's object in it."""
         return (
             self.is_of_language
-            and self.owner == owners.USER
+            and self.owner == USER
             and bool(OF_NO_LIBRARY.search(self.message.partition("\n")[0]))
         )
 
@@ -347,6 +350,9 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
         # The line below a frame is its code: only the first, as tools print more of it below.
         elif now.frames and text and not now.frames[-1].code:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
+        elif now.frames and text and _goes_on(now.frames[-1].code):
+            code = f"{now.frames[-1].code} {'' if MARKS.match(text) else text}".rstrip()
+            now.frames[-1] = now.frames[-1]._replace(code=code[:MOST_CODE])
         elif now.last and _is_anothers(line, now.last):
             now.until = 0
         elif now.last and line.number <= now.until and text and not now.frames and not CODE.match(line.text):
@@ -354,6 +360,11 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.last.last = line.number
     if now.announced:
         yield now.announced
+
+
+def _goes_on(code: str) -> bool:
+    """Whether a line of code is the beginning of an assertion over several."""
+    return code.startswith("assert") and (code.count("(") > code.count(")") or code.endswith("\\"))
 
 
 def _is_anothers(line: PeeledLine, raised: RaisedException) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
-from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow
-from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, FRAME
+from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow, peeled
+from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, EXCEPTION, FRAME
 from dsrun.jobs.diagnosis.signatures import alternatives
 from dsrun.jobs.diagnosis.signatures.literals import needed
 
@@ -32,6 +32,13 @@ CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])+\]")
 """An escaped character, or a class of characters, in a pattern."""
 UNBOUNDED = re.compile(r"[.C)][*+]|\{\d{0,6},\}")
 """Repeats without an end, before which a literal is looked for again and again in a line of megabytes. C: a class."""
+
+
+WORD = re.compile(r"[A-Za-z]{2,60}|[\u4e00-\u9fff]")
+LEADS = re.compile(r"^(?:[\w./-]{1,120}(?:\[\d{1,9}\])?(?:\(\))?: ){1,6}")
+"""Names with a colon at a line's beginning: who speaks, and the exception's type."""
+WORDS_OF_A_PROGRAM = 3
+"""Words before a failure's own that a program may add in which no example is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,8 @@ class FailureSignature:
     """Whether it counts only as the log's last line: a job that hangs."""
     others_hold: bool = False
     """Whether it counts only where the line's own sizes show that other processes hold much of the GPU."""
+    slows: bool = False
+    """Whether its line is no failure, but says that something is computed in a slower way than it could be."""
     waits: bool = False
     """Whether a rank that prints it only waited for another one."""
     names_rank: bool = False
@@ -111,10 +120,49 @@ class FailureSignature:
         lines = (line for example in self.examples for line in example.split("\n"))
         return any(self.compiled.search(line) and (CODE.match(line) or FRAME.search(line)) for line in lines)
 
+    @cached_property
+    def _shown(self) -> list[tuple[str, re.Match[str]]]:
+        """The lines of the examples in which it is found, without prefixes, each with the place."""
+        lines = (
+            narrow(peeled(0, 0, line).text.strip())
+            for example in self.examples
+            for line in example.split("\n")
+        )
+        return [(line, hit) for line in lines if (hit := self.compiled.search(line))]
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """Names of the exceptions that have it as their message in its examples."""
+        hits = (EXCEPTION.match(line) for line, _ in self._shown)
+        return frozenset(hit["type"].rpartition(".")[2] for hit in hits if hit)
+
+    def is_amid_others_words(self, text: str) -> bool:
+        """Whether more words stand before it in a line than in any example of that wording: somebody speaks of it.
+        text: the line without prefixes."""
+        hits = (
+            (one, hit) for one in alternatives.shown(self.pattern, self.examples) if (hit := one.search(text))
+        )
+        return all(
+            words_before(text, hit.start()) > self._most_before(wording) + WORDS_OF_A_PROGRAM
+            for wording, hit in hits
+        )
+
+    def _most_before(self, wording: re.Pattern[str]) -> int:
+        """The most words before one wording of it in an example."""
+        lines = (line for line, _ in self._shown)
+        return max(
+            (words_before(line, hit.start()) for line in lines if (hit := wording.search(line))), default=0
+        )
+
     def searched(self, name: str) -> re.Pattern[str] | None:
         """The compiled pattern of `above` or `anywhere`; None where there is none."""
         text = getattr(self, name)
         return _compiled(text) if text else None
+
+
+def words_before(text: str, place: int) -> int:
+    """Number of words before a place in a line; an exception's type and a program's name with a colon are none."""
+    return len(WORD.findall(LEADS.sub("", text[:place])))
 
 
 @lru_cache(maxsize=4096)

@@ -55,7 +55,7 @@ class PodSpec:
     secret_variables: tuple[str, ...] = key(
         'a list of names, as ["HF_TOKEN"]', default=(), pattern=forwarded_environment.NAME.pattern
     )
-    """Those of its keys that become variables of the same name."""
+    """The keys of a secret that become variables of the same name."""
     node_selector: Mapping[str, str] = key('a table, as { "lab.org/pool" = "a100" }', default={})
     """Labels that a node must have."""
     tolerations: tuple[Mapping[str, Any], ...] = key(
@@ -63,7 +63,7 @@ class PodSpec:
     )
     """Taints of nodes that don't matter."""
     labels: Mapping[str, str] = key('a table, as { "kueue.x-k8s.io/queue-name" = "gpus" }', default={})
-    """Of the job, for queues such as Kueue."""
+    """The job's labels, for queues such as Kueue."""
     image_pull_policy: str = key(
         "Always, IfNotPresent or Never", default="IfNotPresent", pattern="Always|IfNotPresent|Never"
     )

@@ -11,6 +11,9 @@ optimizer's numbers in a few flat tensors; what differs is only which elements o
 | 1, 2 | one a parameter group | the r-th of equal runs through all weights; a weight goes on with the next rank |
 | 3 | one a parameter group | the r-th of equal shares of every weight, the last one padded |
 
+Experts that ranks divide have a group of their own, of which only the ranks with the same experts have shares; in
+pieces they have transformers' names and places (`experts`).
+
 So both sides are described by the same two values, `Piece` and `Shard`. A weight w of 10 elements, saved at stage 3
 by two ranks and read at stage 3 by three (x: padding):
 
@@ -36,7 +39,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ import torch.distributed as dist
 from dsrun.errors import DsrunError
 from dsrun.training import pickles
 from dsrun.training.engines.checkpoints.divided import Rejoined, divisions, whole_weights
+from dsrun.training.engines.checkpoints.experts import DividedExperts
 from dsrun.training.engines.checkpoints.saved import LazyWeights, Piece, Saved, Shard, laid_flat
 
 MP_RANK = re.compile(r"mp_rank_(\d+)_")
@@ -59,23 +63,26 @@ Inner = list[dict[str, Any]]
 """The inner optimizer's states: one a flat tensor, or at stage 0 one a weight."""
 
 
-def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
+def load(
+    engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1, experts: DividedExperts | None = None
+) -> int:
     """Restore weights, optimizer and loss scale on every rank, whatever wrote them; returns the steps done.
 
     Every rank reads, through memory maps, what it is going to hold; under tensor parallelism one whole weight at a
     time.
-    tp: tensor-parallel ranks of this job; wrote: of the job that wrote the checkpoint.
+    tp: tensor-parallel ranks of this job; wrote: of the job that wrote the checkpoint. experts: those that this job's
+    ranks divide.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole model.
     """
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    parts = [read(folder, _sizes(engine), rank) for rank in range(wrote)]
+    parts = [read(folder, _sizes(engine, experts), rank) for rank in range(wrote)]
     saved = parts[0]  # counters, loss scale and schedule are the same in every rank's files
     content: Saved | Rejoined = saved
     if tp > 1 or wrote > 1:
         content = Rejoined(parts, divisions(engine), folder)
     if stage == 3:
         optimizer.checkpoint_event_prologue()
-    for shard in _held(engine, tp):
+    for shard in _held(engine, tp, experts):
         _fill(shard, content, folder)
         _put_states(optimizer, shard, saved.adam_steps)
     _update_16_bit_weights(engine)
@@ -100,17 +107,20 @@ def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
     """
     try:
         model, files = _files(folder, rank)
-        shapes = _shapes(model, files)
+        shapes, experts = _shapes(model, files), DividedExperts.of_checkpoint(model)
         if not files:
             # This job's sizes give the order alone: another number of tensor-parallel ranks wrote other shapes.
-            sizes = {name: math.prod(shapes.get(name, (size,))) for name, size in sizes.items()}
+            # Nor the order, where ranks divide experts: DeepSpeed's layers have it their own way.
+            order = {name: number for number, name in enumerate(shapes)}
+            sizes = {
+                name: math.prod(shapes.get(name, (sizes[name],)))
+                for name in sorted(sizes, key=lambda name: order.get(name, len(order)))
+            }
             shards, inner = _of_stage_0(model, sizes)
             scaler = model["optimizer"]
         else:
-            stage_3 = _is_stage_3(files)
-            shards, inner = (
-                _of_stage_3(files, model["param_shapes"]) if stage_3 else _of_stages_1_and_2(files)
-            )
+            of_stage = _of_stage_3 if _is_stage_3(files) else _of_stages_1_and_2
+            shards, inner = of_stage(files, model.get("param_shapes") or [], experts)
             scaler = vars(files[0]["loss_scaler"])
         counters = {name: int(model[name]) for name in ("step", *COUNTERS)}
     except MALFORMED as error:
@@ -124,11 +134,21 @@ def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
 
 
 def _shapes(model: Mapping[str, Any], files: list[Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights in a model's file; stage 3 has no weights there, and writes their shapes instead."""
-    if _is_stage_3(files):
-        return {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
-    weights = model.get("module", {})
-    return {name: tuple(weight.shape) for name, weight in weights.items() if torch.is_tensor(weight)}
+    """Shapes of the weights in a model's file; stage 3 has no weights there, and writes their shapes instead. Nor has
+    it divided experts, at any stage."""
+    experts = DividedExperts.of_checkpoint(model)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if not _is_stage_3(files):
+        weights = model.get("module", {})
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items() if torch.is_tensor(weight)}
+    if _is_stage_3(files) or experts:
+        shapes |= {name: tuple(shape) for name, shape in _in_one(model["param_shapes"]).items()}
+    return experts.shapes(shapes) if experts else shapes
+
+
+def _in_one(groups: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all parameter groups have, by the weights' names."""
+    return {name: value for group in groups for name, value in group.items()}
 
 
 def _is_stage_3(files: list[Any]) -> bool:
@@ -162,14 +182,26 @@ def _files(folder: Path, rank: int) -> tuple[Any, list[Any]]:
 
 
 def _weights_of(model: Any, files: list[Any]) -> Mapping[str, torch.Tensor]:
-    if not _is_stage_3(files):
-        return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
-    shapes = _shapes(model, files)
+    experts, shapes = DividedExperts.of_checkpoint(model), _shapes(model, files)
+    whole: dict[str, torch.Tensor] = {}
     parts: dict[str, list[tuple[Piece, torch.Tensor]]] = defaultdict(list)
-    for _, _, flat, pieces in _stage_3_parts(files, model["param_shapes"]):
-        for piece in pieces:
-            parts[piece.name].append((piece, flat))
-    return LazyWeights(shapes, lambda name: laid_flat(parts[name]).reshape(shapes[name]))
+    if _is_stage_3(files):
+        for _, _, flat, pieces in _stage_3_parts(files, model["param_shapes"], experts):
+            for piece in pieces:
+                parts[piece.name].append((piece, flat))
+    else:
+        whole = {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
+        if experts is None:
+            return whole
+        whole = {experts.outside(name): tensor for name, tensor in whole.items()}
+        for shard in _of_stages_1_and_2(files, model["param_shapes"], experts)[0]:
+            for piece in shard.pieces:
+                parts[piece.name].append((piece, shard.weights))
+
+    def weight(name: str) -> torch.Tensor:
+        return whole[name] if name in whole else laid_flat(parts[name]).reshape(shapes[name])
+
+    return LazyWeights(shapes, weight)
 
 
 def _rank_of(path: Path) -> int:
@@ -181,30 +213,43 @@ def _rank_of(path: Path) -> int:
 # What a checkpoint's files hold: the shards, and the optimizer's own states.
 
 
-def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], Inner]:
+def _of_stages_1_and_2(
+    files: list[Any], shapes: list[Mapping[str, Any]], experts: DividedExperts | None
+) -> tuple[list[Shard], Inner]:
     """A rank's flat tensor holds a run of the weights; a weight goes on with the next rank (stage_1_and_2.py)."""
     shards, inner = [], []
     # The files say where in the flat tensor a weight's run lies, not which of the weight's elements it begins with: in
-    # the order of the ranks that is where the rank before stopped.
-    begun: dict[str, int] = defaultdict(int)
-    for file in files:
+    # the order of the ranks that is where the rank before stopped that has elements of the same weight.
+    begun: dict[tuple[str, int], int] = defaultdict(int)
+    for rank, file in enumerate(files):
         base = file["base_optimizer_state"]
         flats, slices = file["single_partition_of_fp32_groups"], file["param_slice_mappings"]
         for group, weights, addresses in zip(base["param_groups"], flats, slices, strict=True):
             state = base["state"][group["params"][0]]
-            pieces = []
+            pieces: list[Piece] = []
             for name, address in addresses.items():
-                pieces.append(Piece(name, begun[name], address.start, address.numel))
-                begun[name] += address.numel
+                number = rank % experts.ranks if experts and experts.matrix(name) else 0
+                piece = Piece(name, begun[name, number], address.start, address.numel)
+                pieces += _outside(piece, experts, shapes, number)
+                begun[name, number] += address.numel
             shards.append(Shard(weights, _like(weights, state), pieces))
             inner.append(state)
     return shards, inner
 
 
-def _of_stage_3(files: list[Any], shapes: list[Mapping[str, Any]]) -> tuple[list[Shard], Inner]:
+def _outside(
+    piece: Piece, experts: DividedExperts | None, shapes: list[Mapping[str, Any]], rank: int
+) -> Iterable[Piece]:
+    """A piece by transformers' names and places. shapes: those of each group's weights; rank: that of the experts."""
+    return experts.pieces(piece, _in_one(shapes)[piece.name], rank) if experts else (piece,)
+
+
+def _of_stage_3(
+    files: list[Any], shapes: list[Mapping[str, Any]], experts: DividedExperts | None
+) -> tuple[list[Shard], Inner]:
     """Every rank holds an equal share of every weight, the last one a padded one (partition_parameters.py)."""
     shards, inner = [], []
-    for file, group, weights, pieces in _stage_3_parts(files, shapes):
+    for file, group, weights, pieces in _stage_3_parts(files, shapes, experts):
         state = file["optimizer_state_dict"]["state"][group]
         shards.append(Shard(weights, _like(weights, state), pieces))
         inner.append(state)
@@ -212,15 +257,29 @@ def _of_stage_3(files: list[Any], shapes: list[Mapping[str, Any]]) -> tuple[list
 
 
 def _stage_3_parts(
-    files: list[Any], shapes: list[Mapping[str, Any]]
+    files: list[Any], shapes: list[Mapping[str, Any]], experts: DividedExperts | None
 ) -> Iterator[tuple[Any, int, torch.Tensor, list[Piece]]]:
     """Each rank's file, with each parameter group's number, flat tensor, and what lies where in it."""
     for rank, file in enumerate(files):
         for number, (flat, group) in enumerate(zip(file["fp32_flat_groups"], shapes, strict=True)):
-            sizes = {name: shape.numel() for name, shape in group.items()}
-            if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+            pieces = _group_shares(group, rank, len(files), experts)
+            sizes = (shape.numel() for shape in group.values())
+            if flat.numel() < sum(_share(size, len(files)) for size in sizes):
                 raise KeyError("the optimizer's states are in an NVMe disk's swap files")
-            yield file, number, flat, _shares(sizes, rank, len(files))
+            yield file, number, flat, pieces
+
+
+def _group_shares(
+    group: Mapping[str, Any], rank: int, ranks: int, experts: DividedExperts | None
+) -> list[Piece]:
+    """One rank's share, at stage 3, of every weight in a parameter group, by transformers' names. group: shapes.
+
+    Ranks with the same experts have shares of them, all ranks of the other weights.
+    """
+    in_group = experts.ranks if experts and any(map(experts.matrix, group)) else 1
+    sizes = {name: math.prod(shape) for name, shape in group.items()}
+    shares = _shares(sizes, rank // in_group, ranks // in_group)
+    return [part for piece in shares for part in _outside(piece, experts, [group], rank % in_group)]
 
 
 def _of_stage_0(model: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[list[Shard], Inner]:
@@ -244,34 +303,42 @@ def _of_stage_0(model: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[lis
 # What this rank's engine holds
 
 
-def _sizes(engine: Any) -> dict[str, int]:
-    """Elements of every trained weight, or of this rank's part, in the order that the optimizer was given them."""
+def _shapes_held(engine: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of every trained weight, or of this rank's part, in the order that the optimizer was given them."""
     return {
-        engine.param_names[weight]: int(getattr(weight, "ds_numel", None) or weight.numel())
+        engine.param_names[weight]: tuple(getattr(weight, "ds_shape", None) or weight.shape)
         for weight in engine.module.parameters()
         if weight.requires_grad
     }
 
 
-def _held(engine: Any, tp: int = 1) -> Iterator[Shard]:
+def _sizes(engine: Any, experts: DividedExperts | None = None) -> dict[str, int]:
+    """Elements of every trained weight, or of this rank's part, in the order that the optimizer was given them."""
+    shapes = _shapes_held(engine)
+    return {name: math.prod(shape) for name, shape in (experts.shapes(shapes) if experts else shapes).items()}
+
+
+def _held(engine: Any, tp: int = 1, experts: DividedExperts | None = None) -> Iterator[Shard]:
     """The flat tensors that this rank's optimizer steps on, with what lies in them.
 
     Of tp neighbours each has a part of every weight, which ZeRO divides over the ranks with the same part.
     """
-    optimizer, names = engine.optimizer, engine.param_names
+    optimizer, names, shapes = engine.optimizer, engine.param_names, _shapes_held(engine)
+    rank, ranks = dist.get_rank() // tp, dist.get_world_size() // tp
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-            sizes = {names[weight]: weight.ds_numel for weight in group}
-            yield Shard(flat, {}, _shares(sizes, dist.get_rank() // tp, dist.get_world_size() // tp))
+            of_group = {names[weight]: shapes[names[weight]] for weight in group}
+            yield Shard(flat, {}, _group_shares(of_group, rank, ranks, experts))
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
         flats = optimizer.single_partition_of_fp32_groups
         for group, flat in zip(optimizer.bit16_groups, flats, strict=True):
-            pieces = []
+            pieces: list[Piece] = []
             for weight in group:
                 if mapping := weight._hp_mapping:  # None: no element of it lies on this rank
                     master = mapping.hp_fragment_address
                     first = mapping.lp_fragment_address.start
-                    pieces.append(Piece(names[weight], first, master.start, master.numel))
+                    piece = Piece(names[weight], first, master.start, master.numel)
+                    pieces += _outside(piece, experts, [shapes], rank % experts.ranks if experts else 0)
             yield Shard(flat, {}, pieces)
     elif hasattr(optimizer, "fp32_groups_flat"):  # stage 0 in 16 bits, with a fused Adam
         (flat,) = optimizer.fp32_groups_flat

@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 from dsrun.training import pickles
-from dsrun.training.barrier import from_all_ranks
 from dsrun.training.engines.checkpoints.host_copies import tensor_copy
 from dsrun.training.engines.checkpoints.saved import LazyWeights
+from dsrun.training.ranks.barrier import from_all_ranks
 
 MODEL, OPTIMIZER, STEP = "model.", "optimizer.", "step"
 """Prefixes of the names of weights and of the optimizer's states; and the name of the count of steps done."""

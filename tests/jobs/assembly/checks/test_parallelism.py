@@ -9,9 +9,11 @@ import re
 import pytest
 
 from dsrun.jobs.assembly.checks.parallelism import (
+    EXPERT_NETWORKS,
     PIPELINED,
     ParallelSetup,
     idle,
+    network_fields,
     notes,
     refusals,
     window_of,
@@ -150,6 +152,66 @@ def test_gradients_of_norms_are_summed_where_there_are_some():
 
 
 # Pipelines
+
+
+def mixed(ep: int = 2, devices: tuple[int, ...] = (4,), **more) -> ParallelSetup:
+    parallel = ParallelismOptions(ep=ep)
+    return ParallelSetup(parallel=parallel, devices=devices, **{"network": "mixtral", "experts": 8, **more})
+
+
+@pytest.mark.parametrize("network", EXPERT_NETWORKS)
+@pytest.mark.parametrize(
+    "more", [{}, {"stage": 1}, {"stage": 3}, {"optimizer": "sgd"}, {"precision": "bf16"}]
+)
+def test_experts_that_were_compared_are_not_refused(network, more):
+    assert refusals(mixed(network=network, **more)) == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "words"),
+    [
+        (mixed(network="llama", experts=None), "llama has no experts to divide"),
+        (mixed(network="glm4_moe"), "the experts of glm4_moe are not known to be divided rightly"),
+        (mixed(3), "4 ranks can't make groups of 3; 8 experts are no equal shares for 3 ranks"),
+        (mixed(8, (8,), experts=6), "6 experts are no equal shares for 8 ranks"),
+        (mixed(stage=0), "without ZeRO"),
+        (mixed(fsdp=True), "is DeepSpeed's, and the preset FSDP's"),
+        (mixed(offload=True), "not tried together with offload"),
+        (mixed(method="lora"), "not tried with --method lora"),
+        (mixed(optimizer="muon"), "not tried with --optimizer muon"),
+        (mixed(precision="fp16"), "not tried in fp16"),
+        (mixed(compiled=True), "are not compiled"),
+        (mixed(second_copy=True, stage=3), "second copy"),
+        (mixed(network="qwen3_5_moe_text", router_loss=True), "a second time"),
+    ],
+)
+def test_experts_that_were_not_compared_are_refused(setup, words):
+    problems = refusals(setup)
+    assert len(problems) == 1, problems
+    assert words in problems[0].what
+    assert problems[0].hint
+
+
+def test_sizes_that_divide_the_experts_are_named():
+    assert refusals(mixed(3))[0].hint == "Sizes that do: 2, 4."
+
+
+def test_divided_experts_stand_in_the_config():
+    config = with_section(
+        {"zero_optimization": {"stage": 1}}, "mixtral", ParallelismOptions(ep=4), freezes=False
+    )
+    assert config["expert_parallel"] == {"enabled": True, "autoep_size": 4}
+
+
+def test_experts_are_counted_in_the_text_part():
+    text = {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 64,
+        "num_experts": 16,
+        "output_router_logits": True,
+    }
+    fields = network_fields({"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {}})
+    assert (fields["experts"], fields["router_loss"]) == (16, True)
 
 
 def staged(pp: int = 2, devices: tuple[int, ...] = (4,), **more) -> ParallelSetup:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsrun.trainers import trl
+from dsrun.trainers.tables import trl
 
 TRAINER = replace(
     trl.TRAINER,

@@ -16,7 +16,7 @@ from dsrun.trainers.counterparts import (
     settled,
 )
 from dsrun.trainers.datasets import listed
-from dsrun.trainers.hf import (
+from dsrun.trainers.tables.hf import (
     LORA_VARIANTS,
     NO_RL,
     RUNNING,
@@ -25,9 +25,14 @@ from dsrun.trainers.hf import (
     attention,
     limits,
     named_file,
+    named_files,
     packed_step,
 )
 
+WHOLE = (
+    "rows of `messages` are trained on whole in TRL unless assistant_only_loss is on, prompts and roles too; here "
+    "answers alone are. --train-on-prompt trains prompts, too."
+)
 LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
 
@@ -62,11 +67,13 @@ def data(draft: Draft) -> None:
     if is_on(hub):
         config = draft.given.get("dataset_config") or draft.given.get("dataset_config_name")
         split = draft.given.get("dataset_train_split")
-        name = named_file(draft, str(hub)) + (f"/{config}" if is_on(config) else "")
-        name += f"#{split}" if is_on(split) and split != "train" else ""
+        files = named_files(draft, str(hub))
+        if files[0].startswith("hf:"):
+            files[0] += f"/{config}" if is_on(config) else ""
+            files[0] += f"#{split}" if is_on(split) and split != "train" else ""
         draft.put(
             "train_file",
-            [name],
+            files,
             "dataset_name",
             *(
                 key
@@ -110,6 +117,22 @@ def lengths(draft: Draft) -> None:
         draft.tell(
             "packing", ANYWAY, "rows are packed here, and never see one another: the losses are those without"
         )
+
+
+def trained_on(draft: Draft) -> None:
+    """TRL's two switches for answers alone: one for prompts with completions (on), one for messages (off)."""
+    for key, on_by_itself in (("completion_only_loss", True), ("assistant_only_loss", False)):
+        value = draft.given.get(key)
+        whole = value is not None and not draft.is_on(key)
+        if whole and on_by_itself:
+            draft.put("train_on_prompt", True, key)
+        elif value is not None:
+            draft.tell(
+                key, ANYWAY if not whole else DIFFERS, WHOLE if whole else "answers alone are trained on"
+            )
+    told = "assistant_only_loss" in draft.given or "train_on_prompt" in draft.options
+    if draft.trainer.name == "trl" and not told:
+        draft.notes.append(WHOLE)
 
 
 def precision(draft: Draft) -> None:
@@ -165,18 +188,20 @@ TRAINER = ForeignTrainer(
         same("attention", "attn_implementation", words=attention),
         same("chat_template", "chat_template_path"),
         *LORA_VARIANTS,
-        differs(
+        settled(
+            trained_on,
             "completion_only_loss assistant_only_loss",
-            text="answers are trained on, and prompts with --train-on-prompt",
+            options="train_on_prompt",
+            text="messages are trained on whole there, unless assistant_only_loss says otherwise; answers alone here",
         ),
         differs(
             "lora_modules_to_save lora_target_parameters additional_trainable_*",
             text="no other weights are trained beside LoRA's, but new tokens'",
         ),
+        differs("eos_token pad_token tokenizer_name", text="the model's own tokenizer says it"),
         differs(
-            "eos_token pad_token truncation_mode loss_type router_aux_loss_coef model_init_kwargs config_* "
-            "tokenizer_name dataset_kwargs shuffle_dataset",
-            text="by the model's own tokenizer, in random order, with the mean over target tokens",
+            "truncation_mode loss_type router_aux_loss_coef model_init_kwargs config_* dataset_kwargs shuffle_dataset",
+            text="the end is cut, rows come in random order, and the loss is the mean over target tokens",
         ),
         differs("datasets dataset_streaming streaming", text="name the files: --train-file"),
         refused("model_adapter_name ref_* reward_* beta precompute_ref_*", text=NO_RL),

@@ -25,7 +25,7 @@ class Accuracy:
 
     runs: int
     median: float
-    """Of memory the relative error's size, of seconds the factor, up or down: half of the runs are nearer."""
+    """The median error: for memory its relative size, for seconds the factor, up or down."""
     p90: float
     """Nine of ten runs are nearer."""
 

@@ -21,7 +21,7 @@ from dsrun.trainers.counterparts import (
     settled,
 )
 from dsrun.trainers.datasets import listed
-from dsrun.trainers.hf import (
+from dsrun.trainers.tables.hf import (
     LORA_VARIANTS,
     NO_RL,
     RUNNING,

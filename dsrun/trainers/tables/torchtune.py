@@ -23,7 +23,7 @@ from dsrun.trainers.counterparts import (
     same,
     settled,
 )
-from dsrun.trainers.hf import IMAGES, LOADING, LOGGED, NO_RL, OPTIMIZERS, SPEED, named_file, recompute
+from dsrun.trainers.tables.hf import IMAGES, LOADING, LOGGED, NO_RL, OPTIMIZERS, SPEED, named_file, recompute
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 COMPONENT = "_component_"

@@ -22,7 +22,8 @@ from dsrun.trainers.counterparts import (
     same,
     settled,
 )
-from dsrun.trainers.hf import (
+from dsrun.trainers.tables.hf import (
+    FP8,
     LOADING,
     LOGGED,
     LORA_VARIANTS,
@@ -31,7 +32,6 @@ from dsrun.trainers.hf import (
     SPEED,
     attention,
     evaluation,
-    fp8,
     images,
     limits,
     named_file,
@@ -441,9 +441,7 @@ TRAINER = ForeignTrainer(
         settled(template, "chat_template chat_template_jinja", options="chat_template"),
         settled(special_tokens, "special_tokens tokens", options="add_special_tokens"),
         settled(plugins, "plugins"),
-        settled(
-            fp8, "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", options="fp8", text="under FSDP only"
-        ),
+        FP8,
         *LORA_VARIANTS,
         differs(
             "lora_modules_to_save lora_target_parameters",
@@ -559,7 +557,7 @@ TRAINER = ForeignTrainer(
         ),
         left_out(
             "hub_* hf_use_auth_token",
-            text="the model is pushed by `dsrun export RUN --push OWNER/NAME`",
+            text="the model is pushed by `dsrun finetune --push OWNER/NAME`",
         ),
         left_out("model_revision revision_of_model", text="the newest revision is taken"),
         left_out(

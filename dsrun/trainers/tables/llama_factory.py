@@ -21,7 +21,8 @@ from dsrun.trainers.counterparts import (
     settled,
 )
 from dsrun.trainers.datasets import of_llama_factory
-from dsrun.trainers.hf import (
+from dsrun.trainers.tables.hf import (
+    FP8,
     LORA_VARIANTS,
     NO_RL,
     OWN_TEMPLATE,
@@ -29,7 +30,6 @@ from dsrun.trainers.hf import (
     SPEED,
     STEP,
     attention,
-    fp8,
     images,
     limits,
     packed_step,
@@ -256,9 +256,7 @@ TRAINER = ForeignTrainer(
             "use_llama_pro freeze_trainable_* freeze_extra_modules mixture_of_depths oft_* module_dropout",
             text="another way of training than all weights, LoRA, QLoRA or P-Tuning",
         ),
-        settled(
-            fp8, "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", options="fp8", text="under FSDP only"
-        ),
+        FP8,
         refused(
             "use_mca tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
             "sequence_parallel context_parallel_size *_parallel_size virtual_pipeline_* recompute_granularity "

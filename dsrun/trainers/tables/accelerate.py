@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dsrun.trainers import launchers
+from dsrun.trainers.tables import launchers
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

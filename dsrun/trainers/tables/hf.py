@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -212,11 +213,11 @@ def _preset_named(name: str) -> str | None:
     return {"0": "ddp", "1": "zero1"}.get(stage, f"zero{stage}{'-offload' if offload else ''}")
 
 
-def fp8(draft: Draft) -> None:
+def _fp8(draft: Draft) -> None:
     """Products in fp8, by torchao with one scale a tensor there: dsrun has them under FSDP."""
     sharded = is_on(draft.given.get("fsdp")) or is_on(draft.given.get("fsdp_config"))
     if not draft.is_on("fp8"):
-        for key in ("fp8", "fp8_backend", "fp8_enable_fsdp_float8_all_gather"):
+        for key in FP8_KEYS:
             draft.tell(key, ANYWAY, "is off")
     elif sharded:
         draft.put("fp8", "tensorwise", "fp8")
@@ -250,17 +251,34 @@ def attention(value: Any) -> str | None:
     return {"eager": "eager", "disabled": "eager", "sdpa": "sdpa"}.get(str(value))
 
 
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+HELD_OUT = re.compile(r"(?:^|[-._ ])(?:test(?:ing)?|eval(?:uation)?|dev|val(?:id(?:ation)?)?)(?:[-._ ]|$)")
+
+
 def named_file(draft: Draft, name: str) -> str:
     """A data file or a set of the Hub as --train-file takes it."""
     if name.startswith("hf:"):
         return name
-    suffixed = Path(name).suffix.lower() in (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+    suffixed = Path(name).suffix.lower() in DATA_SUFFIXES
     path = draft.find(name) if suffixed or name.startswith((".", "/", "~")) else None
     if path and path.is_file():
         return str(path.absolute())
     if suffixed or name.startswith((".", "/", "~")):
         return name
     return f"hf:{name}"
+
+
+def named_files(draft: Draft, name: str) -> list[str]:
+    """The files of a set that `load_dataset` is given: a folder of that name is nearer than the Hub."""
+    for folder in (Path.cwd() / name, draft.folder / name):
+        if folder.is_dir() and (files := [path for path in sorted(folder.iterdir()) if _trains(path)]):
+            return [str(path.absolute()) for path in files]
+    return [named_file(draft, name)]
+
+
+def _trains(path: Path) -> bool:
+    """Whether `load_dataset` reads a folder's file as its split `train`: by the words in the name."""
+    return path.suffix.lower() in DATA_SUFFIXES and not HELD_OUT.search(path.name)
 
 
 STEP: tuple[Row, ...] = (
@@ -330,7 +348,7 @@ RUNNING: tuple[Row, ...] = (
     ),
     left_out("liger_kernel_config", text="liger-kernel's parts are chosen by the model"),
     refused("parallelism_config", text="say it as --tp, --sp or --pp"),
-    refused(
+    differs(
         "use_cpu",
         text="CPU ranks are taken where there is no GPU (CUDA_VISIBLE_DEVICES= on a machine with some)",
     ),
@@ -379,7 +397,7 @@ RUNNING: tuple[Row, ...] = (
         "ddp_* local_rank debug restore_callback_states_from_checkpoint",
         text="dsrun's engine has its own way",
     ),
-    left_out("push_to_hub* hub_*", text="the model is pushed by `dsrun export RUN --push OWNER/NAME`"),
+    left_out("push_to_hub* hub_*", text="the model is pushed by `dsrun finetune --push OWNER/NAME`"),
     left_out(
         "run_name project trackio_*",
         text="the run's folder gives the name; --log-project the project",
@@ -399,6 +417,8 @@ LORA_VARIANTS: tuple[Row, ...] = (
     ),
 )
 """Kinds of LoRA."""
+FP8_KEYS = ("fp8", "fp8_backend", "fp8_enable_fsdp_float8_all_gather")
+FP8 = settled(_fp8, " ".join(FP8_KEYS), options="fp8", text="under FSDP only")
 
 
 def images(*keys: str) -> Row:

@@ -121,7 +121,12 @@ TRAINER = ForeignTrainer(
         same("hostfile", "hostfile H deepspeed_hostfile"),
         same("include", "include i deepspeed_inclusion_filter"),
         same("exclude", "exclude e deepspeed_exclusion_filter"),
-        same("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
+        # YAML's `no` without quotation marks is false.
+        same(
+            "precision",
+            "mixed_precision",
+            words={"bf16": "bf16", "fp16": "fp16", "no": "fp32", False: "fp32"},
+        ),
         same("grad_clip", "gradient_clipping"),
         same("grad_accum", "gradient_accumulation_steps"),
         same("max_restarts", "max_restarts"),

@@ -1,0 +1,1 @@
+"""A table for each trainer, and the rows that several of them share (hf)."""
