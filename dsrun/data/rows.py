@@ -140,7 +140,8 @@ def kind_of(path: Path) -> str:
         name and kind == PARQUET
     ):  # Parquet packs its own columns, and is read from any place
         sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
-        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}Known: {', '.join(FORMATS)}"
+        known = f"Known: {', '.join(FORMATS)}, or packed: .jsonl.gz"
+        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}{known}"
         raise DsrunError(f"unknown kind of data file {ending(path)!r}", where=str(path), hint=hint)
     return kind
 

@@ -463,3 +463,15 @@ def test_divided_experts_are_dsruns(written):
     assert values(imported(written({**whole, **experts}, "a.yml")))["ep"] == 4
     with pytest.raises(DsrunError, match="--ep divides experts whose weights are all trained"):
         imported(written({**AXOLOTL, **experts}, "b.yml"))
+
+
+def test_convert_names_the_command_for_a_trainers_file(written):
+    from dsrun.cli import convert
+
+    for name, says in (("llama-factory", "dsrun import"), ("axolotl", "dsrun import")):
+        written(FILES[name])
+        done = CliRunner().invoke(convert.command, ["sft.yaml"])
+        assert isinstance(done.exception, DsrunError)
+        assert says in done.exception.problems[0].hint
+    written("apiVersion: v1\nkind: Pod\n", "pod.yaml")
+    assert "Kubernetes" in str(CliRunner().invoke(convert.command, ["pod.yaml"]).exception)
