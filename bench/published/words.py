@@ -29,8 +29,8 @@ SWITCHES = (
 )  # fmt: skip
 NUMBERS = (
     "params", "layers", "gpus", "nodes", "ep", "tp", "gpu_mem_gib", "seq_len", "micro_batch", "ga", "lora_r",
-    "lora_dropout", "reduce_bucket", "sub_group", "measured_gpu_gib", "smi_gib", "s_it", "samples_s", "tok_s_gpu", "host_ram_gib",
-    "steady_gib", "mfu", "hours", "oom_alloc_gib", "oom_tried_gib", "oom_unused_gib", "retained_logits",
+    "lora_dropout", "reduce_bucket", "sub_group", "measured_gpu_gib", "smi_gib", "s_it", "samples_s", "tok_s_gpu",
+    "host_ram_gib", "steady_gib", "mfu", "hours", "oom_alloc_gib", "oom_tried_gib", "oom_unused_gib", "retained_logits",
 )  # fmt: skip
 WORDS = (
     "strategy", "offload", "precision", "optimizer", "quant", "logits", "metric", "grad_ckpt", "lora_targets",
