@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,9 +73,11 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(values)
     model = _model(config, "bfloat16")
     text = config.get_text_config()
+    fields = text.to_dict()  # the attribute of a size that a layer may have for itself can't be asked for
 
     def size(*names: str, default: int = 1) -> int:
-        value = next((value for name in names if (value := getattr(text, name, None))), default)
+        own = (fields.get(text.attribute_map.get(name, name)) for name in names)
+        value = next(filter(None, own), default)
         return max(value) if isinstance(value, list) else int(value)
 
     embedding = model.get_input_embeddings().weight
@@ -96,7 +101,11 @@ def _config(values: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
     own = ("auto_map", "dtype", "torch_dtype")
-    return AutoConfig.for_model(**{key: value for key, value in values.items() if key not in own})
+    # From a file, in which it takes lists for tuples and {"__float__": "Infinity"} for a number.
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {key: value for key, value in values.items() if key not in own}
+        Path(folder, "config.json").write_text(json.dumps(kept), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder)
 
 
 def _model(config: Any, dtype: str) -> Any:

@@ -1,4 +1,7 @@
-"""A plain loop of transformers' own multimodal classes, which text parts are compared with; and the comparison."""
+"""A plain loop of transformers' own classes, which training is compared with; and the comparison.
+
+Of a checkpoint with more than text its text part is trained, of others all of it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,15 @@ FAMILIES = (
 )  # fmt: skip
 TEXT = ("model.language_model.", "language_model.", "model.text_model.", "lm_head.")
 """Beginnings of the names of a text part's weights in the families' own classes."""
+ROUTERS = ("gate", "router")
+"""Parts of the names of layers that choose experts."""
+TAKEN = ("mamba.out_proj", "mamba.dt_proj")
+"""Ends of the names of layers whose weight Mamba's kernels take without LoRA's part."""
+
+
+def parts(model) -> tuple[str, ...]:
+    """Beginnings of the names of the weights that are trained: of all in a model of text alone."""
+    return TEXT if model.config.get_text_config() is not model.config else ("",)
 
 
 def on_two_ranks(
@@ -52,7 +64,7 @@ def plain_loop(folder: Path, method: str):
     """The losses of a plain loop, example by example, and the model that it trained."""
     model = whole_model(folder).train()
     for name, weight in model.named_parameters():
-        weight.requires_grad_(name.startswith(TEXT))
+        weight.requires_grad_(name.startswith(parts(model)))
     if method == "lora":
         with_lora(model)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -78,8 +90,8 @@ def with_lora(model) -> None:
 
     layers = [
         name for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.startswith(TEXT[:3]) and "lm_head" not in name
-        and name.rpartition(".")[2] not in {"gate", "router"}
+        if isinstance(module, torch.nn.Linear) and name.startswith(parts(model)) and "lm_head" not in name
+        and not {*name.split(".")} & {*ROUTERS} and not name.endswith(TAKEN)
     ]  # fmt: skip
     assert layers
     torch.manual_seed(SEED)
@@ -94,13 +106,14 @@ def check_whole(line: dict, folder: Path, trained: Any) -> Any:
     the logits."""
     written = whole_model(Path(line["folders"]["model"]))
     before = dict(whole_model(folder).named_parameters())
-    beside = {name: weight for name, weight in written.named_parameters() if not name.startswith(TEXT)}
-    assert beside, "a checkpoint without towers shows nothing"
+    text = parts(written)
+    beside = {name: weight for name, weight in written.named_parameters() if not name.startswith(text)}
+    assert beside or text == ("",), "a checkpoint without towers shows nothing"
     assert all(torch.equal(weight, before[name]) for name, weight in beside.items())
     ids = torch.tensor([step_examples(0)[0]])
     with torch.no_grad():
         wanted, logits = trained(input_ids=ids).logits, written.eval()(input_ids=ids).logits
     assert torch.allclose(logits, wanted, atol=2e-4)
     assert not torch.allclose(logits, whole_model(folder).eval()(input_ids=ids).logits, atol=2e-4)
-    assert (Path(line["folders"]["model"]) / "preprocessor_config.json").is_file()
+    assert text == ("",) or (Path(line["folders"]["model"]) / "preprocessor_config.json").is_file()
     return logits

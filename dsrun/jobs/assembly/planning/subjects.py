@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
-from dsrun.models import model_files, resolve, trainable
-from dsrun.models.text_shape import shape_of
+from dsrun.models import model_files, multimodal, resolve, trainable
+from dsrun.models.text_shape import TIED, beside_towers, shape_of, tied
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
 from dsrun.options.layers import Resolved, Source
@@ -92,10 +92,15 @@ def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced
             raise
         from dsrun.jobs.assembly.planning import recordings
 
+        whole = multimodal.completed(config)
+        text = multimodal.text_config(whole)
+        if text is not whole:
+            text = {**text, TIED: tied(whole, text)}
         try:
-            return described(recordings.described(config), str(config["model_type"]))
+            shape = described(recordings.described(text), str(text["model_type"]))
         except DsrunError as error:
             raise DsrunError([*unknown.problems, *error.problems]) from unknown
+        return beside_towers(shape, None, folder) if multimodal.way(whole) == multimodal.FROZEN else shape
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
