@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -123,12 +123,12 @@ def passed_by(model: Any) -> dict[str, nn.Linear]:
         f"{path}.{child}" if path else child: layer
         for path, module in model.named_modules()
         for child, layer in module.named_children()
-        if isinstance(layer, nn.Linear) and child in _weights_taken(type(module))
+        if isinstance(layer, nn.Linear) and child in _weights_taken(cast(Any, type(module)))
     }
 
 
 @functools.cache
-def _weights_taken(kind: type) -> frozenset[str]:
+def _weights_taken(kind: Any) -> frozenset[str]:
     """The names of the children whose weight the class's forward passes on: `self.NAME.weight`, but no more than its
     dtype, device or shape. Empty where the class has no source."""
     try:
