@@ -124,11 +124,13 @@ def tried(check: Callable[[], Any]) -> str:
 def row(family: str, folder: Path, model: Any, lines: dict[str, dict[str, Any]]) -> dict[str, str]:
     """A family's cells. lines: what two ranks came to in each of its cases, by the case."""
     full, lora = (lines[f"{family}:{case}"] for case in CASES)
+    assert "error" not in full, full
     losses, trained = plain_loop(folder, "full")
     with_lora, _ = plain_loop(folder, "lora")
 
     def near(line: dict[str, Any], wanted: list[float]) -> Callable[[], None]:
         def check() -> None:
+            assert "error" not in line, line["error"]
             furthest = max(abs(one - other) for one, other in zip(line["losses"], wanted, strict=True))
             assert furthest <= CLOSE, f"off by {furthest:.1g}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -140,5 +141,10 @@ if __name__ == "__main__":
 
     connect()
     for one in sys.argv[2:]:
-        train(one, Path(sys.argv[1]))
+        try:
+            train(one, Path(sys.argv[1]))
+        except Exception as error:  # on both ranks, or the other one waits for the limit
+            traceback.print_exc()
+            if dist.get_rank() == 0:
+                print(json.dumps({"case": one, "error": f"{type(error).__name__}: {error}"}), flush=True)
     dist.destroy_process_group()
