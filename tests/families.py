@@ -64,8 +64,12 @@ bit and the trained model's logits; for `--tp`, `--sp` and `--pp` what was [meas
 
 def planned(folder: Path, model: Any) -> str:
     """Whether a plan counts the weights that are trained, all of them."""
+    place: dict[str, Any] = {"gpu": "a100-80g", "gpus": 2}
     try:
-        shape = dsrun.plan(str(folder), gpu="a100-80g", gpus=2)["model"]
+        try:
+            shape = dsrun.plan(str(folder), trace=False, **place)["model"]
+        except DsrunError:  # there are no formulas
+            shape = dsrun.plan(str(folder), **place)["model"]
     except DsrunError as error:
         return refused(error)
     text = sum(weight.numel() for weight in model.parameters()) - sum(map(_elements, towers(model).values()))

@@ -72,9 +72,7 @@ def _small(fields: dict[str, Any]) -> dict[str, Any]:
             made[key] = _small(value)
         elif key in SMALL and isinstance(value, int) and not isinstance(value, bool):
             made[key] = min(value, SMALL[key])
-        elif key == "num_experts_per_tok" and value is None:
-            made[key] = SMALL[key]
-        elif key in SMALL and isinstance(value, list):
+        elif (key, value) == ("num_experts_per_tok", None) or (key in SMALL and isinstance(value, list)):
             made[key] = SMALL[key]
         elif key in {"layer_types", "mlp_layer_types"} and value:
             # Each kind once, where the last layer is another one; where all keep a state, as hybrids' defaults may.
