@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/training/models"), str(ROOT / "tests/training")]
 
+import torch
 from plain_text_loop import FAMILIES, check_whole, on_two_ranks, plain_loop
 from tiny_checkpoints import write_checkpoint
 
@@ -101,11 +102,13 @@ def divided(kind: str, folder: Path) -> str:
 
 def measured(kind: str, network: str) -> str:
     """What was measured of a network divided among two ranks; glm is ChatGLM's."""
-    model = "chatglm2-tiny" if network == "glm" else f"{network}-tiny"
+    models = {"glm": ("chatglm2-tiny",), "mistral": ("mistral-tiny", "mistral-long-tiny")}
     lines = json.loads(MEASURED.read_text(encoding="utf-8"))
     mine = [
-        one for one in lines if (one["model"], one["layout"], one["method"]) == (model, f"{kind}2", "full")
-    ]
+        one for one in lines
+        if one["model"] in models.get(network, (f"{network}-tiny",))
+        and (one["layout"], one["method"]) == (f"{kind}2", "full")
+    ]  # fmt: skip
     losses = [one["losses"] for one in mine if one["kind"] == "sgd" and not one["refused"]]
     if not losses:
         return "taken: not measured"
@@ -178,6 +181,7 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 
 def main() -> None:
     """Write the page; families that are named are shown instead."""
+    torch.set_num_threads(1)
     families = sys.argv[1:] or named()
     environ = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
     rows = {}

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from needed import since
 
 from dsrun.errors import DsrunError
-from dsrun.models import model_files, multimodal
+from dsrun.models import model_files, multimodal, transformers_code
 from dsrun.models.text_shape import shape_of
 from dsrun.planner.families import FAMILIES, Family
 from dsrun.planner.shape import EXPERTS, SIZES, Shape, from_config, from_numbers
@@ -631,3 +632,12 @@ def test_infinite_sizes(name):
 @pytest.mark.parametrize("parameters", [10**400, sys.float_info.max], ids=["whole", "float"])
 def test_more_than_a_float_holds(parameters):
     no_numbers(parameters)
+
+
+@since(transformers="5.23")
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_a_heads_width_where_a_config_has_none_is_transformers(model_type):
+    """A width of its own, or an equal share of the hidden size."""
+    assert FAMILIES[model_type].head == (
+        transformers_code.config_defaults(model_type).get("head_dim") or None
+    )

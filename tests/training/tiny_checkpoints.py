@@ -74,6 +74,10 @@ def _small(fields: dict[str, Any]) -> dict[str, Any]:
             made[key] = min(value, SMALL[key])
         elif (key, value) == ("num_experts_per_tok", None) or (key in SMALL and isinstance(value, list)):
             made[key] = SMALL[key]
+        elif key == "full_attn_idxs":
+            made[key] = [1]
+        elif key == "layer_types" and "full_attn_idxs" in fields:
+            continue  # it follows from them
         elif key in {"layer_types", "mlp_layer_types"} and value:
             # Each kind once, where the last layer is another one; where all keep a state, as hybrids' defaults may.
             made[key] = [value[0], "full_attention" if {*value} == {"linear_attention"} else value[-1]]

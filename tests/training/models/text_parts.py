@@ -18,7 +18,7 @@ import torch.distributed as dist
 RANKS, EXAMPLES, STEPS, LR, SEED = 2, 4, 10, 1e-3, 3
 EPS = 1e-6
 """AdamW's: with 1e-8 a gradient that is nothing but rounding would step as far as any other."""
-CHAOTIC = {"gemma4": 1e-4}
+CHAOTIC = {"gemma4": 1e-4, "lfm2": 1e-4}
 """Learning rates of families at whose tiny size the rounding of one step grows a hundredfold in the next ones."""
 LORA = {"lora_rank": 2, "lora_alpha": 8.0}
 LENGTHS = ((5, 9, 12, 7), (11, 6, 4, 13))
