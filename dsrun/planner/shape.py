@@ -337,7 +337,11 @@ def _short(value: float) -> str:
 LIMITS = (
     "dsrun plans for decoder-only language models: dense ones and the mixtures of experts among its families."
 )
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""A config's keys for the experts of a block."""
+CHOSEN = ("num_experts_per_tok", "top_k_experts")
+"""Its keys for those that a token goes through."""
+EXPERTS = (*EXPERT_COUNTS, *CHOSEN)
 
 
 def _mixes(model_type: str) -> bool:

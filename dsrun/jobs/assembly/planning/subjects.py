@@ -67,23 +67,31 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
             raise
         shape, _ = shapes.shape(model, None)
         return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
+    traced = bool(options and options.trace)
     if named:
-        shape = shape_of(config, where, named.parameters)
+        shape = _shape(config, where, named.parameters, folder=None, traced=traced)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    shape = _shape(config, where, folder=folder, traced=bool(options and options.trace))
+    shape = _shape(config, where, folder=folder, traced=traced)
     return PlanSubject(name, shape, {}, folder, config)
 
 
-def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced: bool) -> Shape:
+def _shape(
+    config: Mapping[str, Any],
+    where: str,
+    parameters: int | None = None,
+    *,
+    folder: Path | None,
+    traced: bool,
+) -> Shape:
     """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
 
-    Raises DsrunError where neither knows it.
+    parameters: those of the whole checkpoint, where they are known. Raises DsrunError where neither knows it.
     """
     try:
-        return shape_of(config, where, folder=folder)
+        return shape_of(config, where, parameters, folder)
     except UnknownShapeError as unknown:
         # A config that lacks or adds something to its own family is no other network: its class would fill in what is
         # missing, and pass over what it doesn't know.
