@@ -54,7 +54,9 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         "layers": layers and f"{layers}, hidden size {hidden:,}" if hidden else layers,
         "heads": heads and f"{heads}, {kv_heads} of keys and values",
         "experts": facts["experts"] and f"{facts['experts']} a block, {facts['experts_per_token']} a token",
-        "template": "the tokenizer's own" if facts["prompt_format"] == CHAT_TEMPLATE else facts["prompt_format"],
+        "template": "the tokenizer's own"
+        if facts["prompt_format"] == CHAT_TEMPLATE
+        else facts["prompt_format"],
         "licence": facts["licence"],
         "repository": facts["repository"],
         "file": facts["file"],

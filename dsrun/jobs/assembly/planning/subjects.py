@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
-from dsrun.models import model_files, resolve, trainable
+from dsrun.models import model_files, multimodal, resolve, trainable
 from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
@@ -16,7 +16,7 @@ from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
 from dsrun.planner.families import FAMILIES
 from dsrun.planner.model_config import UnknownShapeError
-from dsrun.planner.shape import Shape, described, from_numbers
+from dsrun.planner.shape import Shape, described, from_numbers, stated
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import ExampleLength, SequenceLengths
@@ -88,6 +88,8 @@ def _shape(
 ) -> Shape:
     """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
 
+    Where that can't be traced, a model of the catalogue has its config's sizes.
+
     parameters: those of the whole checkpoint, where they are known. Raises DsrunError where neither knows it.
     """
     try:
@@ -96,14 +98,17 @@ def _shape(
         # A config that lacks or adds something to its own family is no other network: its class would fill in what is
         # missing, and pass over what it doesn't know.
         kind = config.get("model_type")
-        if not traced or not kind or kind in FAMILIES:
+        if not kind or kind in FAMILIES or not (traced or parameters):
             raise
         from dsrun.jobs.assembly.planning import recordings
 
         try:
-            return described(recordings.described(config), str(config["model_type"]))
+            if traced:
+                return described(recordings.described(config), str(kind))
         except DsrunError as error:
-            raise DsrunError([*unknown.problems, *error.problems]) from unknown
+            if not parameters:
+                raise DsrunError([*unknown.problems, *error.problems]) from unknown
+        return stated(multimodal.text_config(config), where, int(parameters or 0))
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
