@@ -125,7 +125,7 @@ def alike(recording: Recording, events: list[Any]) -> list[tuple[Any, ...]]:
 
 def test_towers_are_frozen_and_have_no_layers_of_the_text():
     answer = process._answer({"describe": IMAGES})["described"]
-    recording, _ = unrolled(request(IMAGES))
+    recording, _ = unrolled(request(IMAGES, checkpointing=1))
     frozen = sum(weight.elements for weight in recording.weights if not weight.trained)
     assert (answer["layers"], len(recording.kinds)) == (12, 12)
     assert answer["frozen"] == frozen > 0
