@@ -32,11 +32,8 @@ def shape_of(
         return from_config(whole, where, parameters)
     way = multimodal.way(whole)
     shape = from_config(text if way == multimodal.UNLOADED else {**text, TIED: tied(whole, text)}, where)
-    return shape if way != multimodal.FROZEN else beside_towers(shape, parameters, folder)
-
-
-def beside_towers(shape: Shape, parameters: int | None, folder: Path | None) -> Shape:
-    """A text part's shape, and what a checkpoint has more, as weights that stay frozen. Arguments as for `shape_of`."""
+    if way != multimodal.FROZEN:
+        return shape
     elements = parameters or (stored_elements(folder) if folder else 0)
     towers = max(0, elements - shape.parameters)
     return replace(shape, parameters=shape.parameters + towers, frozen=towers)

@@ -359,11 +359,13 @@ OLMO = Family(
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "granite": LLAMA,
+    "internlm3": replace(LLAMA, head=128, only={"qkv_bias": False, "bias": False}),
     "smollm3": replace(LLAMA, tied=True),
     "mistral": Family(),
     "ministral3": Family(head=128),
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "exaone4": Family(block=Block(qk_norm=True)),
     "qwen2": Family(qkv_bias=True),
     "qwen2_vl_text": Family(qkv_bias=True),
     "qwen2_5_vl_text": Family(qkv_bias=True),

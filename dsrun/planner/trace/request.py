@@ -73,8 +73,6 @@ def _untraceable(setup: Setup, architecture: Mapping[str, Any]) -> str:
     """The reason why there is no trace of a setup; empty where there is one."""
     if not architecture:
         return "the model has no config"
-    if setup.shape.frozen:
-        return "a checkpoint whose towers stay as they are is planned by formula"
     if setup.tile:
         return "tiles of the MLPs are planned by formula"
     if setup.activations_device != "gpu":

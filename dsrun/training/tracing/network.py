@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from dsrun.options.table import PeftOptions
 from dsrun.training.models.adapters import add_lora
 from dsrun.training.models.layers import layers_of
+from dsrun.training.models.text_part import take_text, towers
 
 
 class FrozenMatrix(torch.autograd.Function):  # type: ignore[misc]
@@ -58,14 +59,21 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     config = _config(request["config"])
     config._attn_implementation = "eager"
     if request["flash"]:
-        config._attn_implementation = "sdpa"
+        config.get_text_config()._attn_implementation = "sdpa"  # a tower's class may have none
         if not request["masked"]:
             # Of tensors without data transformers can't see that nothing is masked, and would make a mask.
             AttentionMaskInterface.register("sdpa", _no_mask)
-    config.use_cache = False
+    config.use_cache = config.get_text_config().use_cache = False
     model = _model(config, request["weights"])
     model.train()
-    return model, layers_of(model)
+    take_text(model)
+    return model, text_layers(model)
+
+
+def text_layers(model: Any) -> list[Any]:
+    """The layers of a model's text part: its towers have some of their own."""
+    inside = {id(module) for module in (model.get_decoder() if towers(model) else model).modules()}
+    return [layer for layer in layers_of(model) if id(layer) in inside]
 
 
 def described(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +92,8 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
     heads = size("num_attention_heads")
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "layers": len(layers_of(model)),
+        "frozen": sum(weight.numel() for weight in towers(model).values()),
+        "layers": len(text_layers(model)),
         "hidden": embedding.shape[1],
         "intermediate": size("intermediate_size", "ffn_hidden_size", default=4 * embedding.shape[1]),
         "heads": heads,
@@ -189,7 +198,7 @@ def prepare(model: Any, request: Mapping[str, Any]) -> None:
         enable({"use_reentrant": request["reentrant"]})
         if lora:
             model.enable_input_require_grads()
-        for number, layer in enumerate(layers_of(model)):
+        for number, layer in enumerate(text_layers(model)):
             layer.gradient_checkpointing = number % request["checkpointing"] == 0
 
 
