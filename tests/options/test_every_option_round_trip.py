@@ -13,7 +13,7 @@ TABLE = {
     name: entry for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only
 }
 FRAME = "{{ tone }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-NORTH = 'hosts = "localhost"\n'
+NORTH = 'hosts = "localhost:2"\n'
 LITTLE = '{"content": "a", "summary": "b"}\n' * 8
 GIVEN = {
     "preset": "zero3", "layout": "as said", "tp": 1, "sp": 1, "pp": 1, "train_file": ["one.jsonl:2"],
@@ -93,9 +93,9 @@ def test_a_written_file_gives_the_same_job(dsrun, tmp_path, monkeypatch, model, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "nvme").mkdir()
-    texts = {"hosts": "localhost slots=3\n", "frame.jinja": FRAME, "clusters/north.toml": NORTH}
+    texts = {"hosts": "localhost slots=3\n", "frame.jinja": FRAME, "launch/clusters/north.toml": NORTH}
     for file, text in {"one.jsonl": LITTLE, "e.jsonl": LITTLE, **texts}.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
     monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
     values = {**BESIDE.get(name, {}), name: value_of(TABLE[name])}
