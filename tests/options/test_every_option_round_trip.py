@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ TABLE = {
     name: entry for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only
 }
 FRAME = "{{ tone }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-NORTH = 'hosts = "localhost:2"\n'
+NORTH = 'launcher = "ssh"\nhosts = "localhost:2"\n'
 LITTLE = '{"content": "a", "summary": "b"}\n' * 8
 GIVEN = {
     "preset": "zero3", "layout": "as said", "tp": 1, "sp": 1, "pp": 1, "train_file": ["one.jsonl:2"],
@@ -44,7 +46,8 @@ BESIDE = {
     "response_column": {"prompt_column": "content"}, "template_arg": {"chat_template": "frame.jinja"},
     "nvme_path": {"preset": "zero3-nvme"}, "hostfile": {"global_batch": 6},
     "include": {"hostfile": "hosts"}, "exclude": {"hostfile": "hosts"},
-    "launcher": {"hosts": "localhost"}, "text_column": {"data_format": "prompt-response"},
+    "launcher": {"hosts": "localhost"}, "ep": {"preset": "zero1", "train_file": ["one.jsonl"]},
+    "fp8": {"preset": "fsdp"}, "text_column": {"data_format": "prompt-response"},
 }  # fmt: skip
 """Options that another one needs."""
 NAMES_DEVICES = {"devices", "hostfile", "hosts", "include", "exclude", "launcher", "cluster"}
@@ -60,6 +63,8 @@ def value_of(entry):
     if entry.kind is bool:
         return not entry.default
     low = entry.option.at_least if entry.option.at_least is not None else 1
+    if entry.choices:
+        return [choice for choice in entry.choices if choice != entry.default][-1]
     return {int: int(low) + 1, float: 0.25, str: "x"}.get(entry.kind, "a/b")
 
 
@@ -88,7 +93,7 @@ def test_every_option_has_a_value():
     ],
 )
 @pytest.mark.parametrize("model", ["chatglm2-tiny"])
-def test_a_written_file_gives_the_same_job(dsrun, tmp_path, monkeypatch, model, name):
+def test_a_written_file_gives_the_same_job(dsrun, capsys, tmp_path, monkeypatch, model, name):
     """chatglm2-tiny's file has values of its own, and its data set has held-out rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
@@ -99,6 +104,11 @@ def test_a_written_file_gives_the_same_job(dsrun, tmp_path, monkeypatch, model, 
         (tmp_path / file).write_text(text, encoding="utf-8")
     monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
     values = {**BESIDE.get(name, {}), name: value_of(TABLE[name])}
+    if name == "ep":
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "training")
+        model = tmp_path / "mixtral"
+        importlib.import_module("tiny_checkpoints").write_checkpoint(model, "mixtral")
+        capsys.readouterr()  # what writing it has printed
     if name in ("generate_rows",):
         values[name] = 0
     gpus = () if NAMES_DEVICES & values.keys() else ("--gpus", 2)
@@ -106,7 +116,7 @@ def test_a_written_file_gives_the_same_job(dsrun, tmp_path, monkeypatch, model, 
     written = dsrun(*command, "-o", "run.toml")
     if written.code:  # the option and the model, or this machine, contradict each other
         assert not (tmp_path / "run.toml").exists()
-        pytest.skip(written.err.splitlines()[0])
+        pytest.skip(f"{name}: {written.err.strip().splitlines()[-1]}")
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")
     again = dsrun("finetune", "../run.toml", "--dry-run", "--json")
