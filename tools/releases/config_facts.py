@@ -17,9 +17,9 @@ from dsrun.config.schemas.schema import Node
 from dsrun.releases.packed import span
 from tools.releases.fetch import Cache, Source
 from tools.releases.names import message
-from tools.schemas.generate import COPIED, OVERLAY, Builder, join, nodes
+from tools.schemas.generate import COPIED, OVERLAY, Builder, join, mark_refused, nodes
 from tools.schemas.refusals import CHECKS, ENGINE
-from tools.schemas.source import NO_DEFAULT, Known, ReleaseSource, TypedClass
+from tools.schemas.source import NO_DEFAULT, Known, ReleaseSource, TypedClass, nullable
 
 CONFIG_FILE = re.compile(r"(?:^|[/_])config(?:_utils)?\.py$")
 OTHERS = ("inference/", "autotuning/", "compression/", "launcher/", "model_implementations/", "nvme/")
@@ -67,12 +67,37 @@ class CodeReader(Builder):
         for name, known in self.known_keys(entry, model, path).items():
             if (key := known.alias or name) not in found:
                 self.said[join(path, key)] = known
-                found[key] = dict(known.keywords)
+                found[key] = self.bare(known, join(path, key))
         return found
 
+    def bare(self, known: Known, path: str) -> Node:
+        """A key that the overlay lacks; of a section all that its model says."""
+        node: Node = dict(known.keywords)
+        if known.default is not NO_DEFAULT:
+            node["default"] = known.default
+            node = nullable(node) if known.default is None and "type" in node else node
+        return {**node, **self.section(known.model, path)} if known.model else node
+
+    def section(self, model: TypedClass, path: str) -> Node:
+        """The node of a section that a model is made of."""
+        checked = {"x-checked": True} if self.source.rejects_unknown(model) else {}
+        inner = self.properties({"properties": {}}, model, path)
+        return {**checked, "type": "object", "additionalProperties": False, "properties": inner}
+
     def tree(self) -> Node:
-        """Every key of the release."""
-        return {"properties": self.properties(self.overlay, None, "")}
+        """Every key of the release, and what its reader refuses."""
+        root = {"properties": self.properties(self.overlay, None, "")}
+        found = mark_refused(root, self.source, self.overlay)
+        new = {
+            key: model
+            for key, model in found.models.items()
+            if "properties" not in root["properties"].get(key, {})
+        }
+        for key, model in new.items():
+            root["properties"][key] = self.section(TypedClass(model.file, model.node.name), key)
+        if new:
+            mark_refused(root, self.source, self.overlay)
+        return root
 
 
 def facts(source: ReleaseSource, overlay: Node, newest: Node) -> list[Fact]:

@@ -1,8 +1,8 @@
 """What a release's reader does with one value, found by walking its syntax: taken, refused, or not to be told.
 
 DeepSpeedConfig is a constructor of plain Python: it asks for keys, compares them, and raises. `Reader.read` follows it
-statement by statement over a config of a few keys, without importing or running anything of the release: names are
-looked up in its sources, and only builtins listed here are applied. Whatever comes from elsewhere (torch, a pydantic
+statement by statement over a config of a few keys; nothing of the release is imported or run: names are
+looked up in its sources, and only builtins listed here apply. Whatever comes from elsewhere (torch, a pydantic
 model's own conversion, an open file) is UNKNOWN, and so is all that is made of it. A condition that is UNKNOWN is passed
 over with both branches, so that an exception counts only where it is certain.
 
@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from dsrun.config import tree
@@ -44,7 +44,22 @@ class Unknown:
         return "UNKNOWN"
 
 
+class Looked(Unknown):
+    """An unknown value that notices when the reader looks at it, and doesn't only keep it."""
+
+    seen = False
+
+    def __deepcopy__(self, _memory: Any) -> Looked:
+        return self
+
+
 UNKNOWN = Unknown()
+
+
+@cache
+def code(node: ast.AST) -> str:
+    """The text of a piece of syntax."""
+    return ast.unparse(node)
 
 
 class UntoldError(Exception):
@@ -97,25 +112,58 @@ class Instance:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+def look(*values: Any) -> None:
+    for value in values:
+        if isinstance(value, Looked):
+            value.seen = True
+
+
 def _plain(value: Any) -> bool:
     """Whether a builtin may be applied to a value."""
     if isinstance(value, (list, tuple, set)):
         return all(_plain(item) for item in value)
     if isinstance(value, dict):
         return all(_plain(item) for item in value.values())
-    return isinstance(value, (int, float, str, bool, type(None), type, range, type({}.keys()), type({}.values())))
+    return isinstance(
+        value, (int, float, str, bool, type(None), type, range, type({}.keys()), type({}.values()))
+    )
 
 
-TYPES = {name: getattr(builtins, name) for name in ("int", "float", "str", "bool", "list", "dict", "set", "tuple")}
+TYPES = {
+    name: getattr(builtins, name) for name in ("int", "float", "str", "bool", "list", "dict", "set", "tuple")
+}
 BUILTINS: dict[str, Any] = {
     **TYPES,
     **{
         name: getattr(builtins, name)
-        for name in ("len", "all", "any", "max", "min", "sum", "sorted", "range", "abs", "zip", "enumerate", "round", "type")
+        for name in (
+            "len",
+            "max",
+            "min",
+            "sum",
+            "sorted",
+            "range",
+            "abs",
+            "zip",
+            "enumerate",
+            "round",
+            "type",
+        )
     },
 }
 METHODS: dict[type, tuple[str, ...]] = {
-    str: ("lower", "upper", "strip", "startswith", "endswith", "split", "replace", "format", "join", "isdigit"),
+    str: (
+        "lower",
+        "upper",
+        "strip",
+        "startswith",
+        "endswith",
+        "split",
+        "replace",
+        "format",
+        "join",
+        "isdigit",
+    ),
     dict: ("get", "keys", "values", "items", "pop", "copy", "update", "setdefault"),
     list: ("append", "index", "count", "copy", "extend"),
     set: ("add", "issubset", "difference", "union"),
@@ -137,23 +185,55 @@ class Reader:
     def __init__(self, source: ReleaseSource) -> None:
         self.source = source
         self.steps = self.depth = 0
+        self.stop = ""
+        """The exception that ended the last reading, as it stands in the code."""
         self.sections: dict[str, Class] = {}
         """Key at the top -> the pydantic model that is made of its value."""
         self._section: dict[int, str] = {}
         self._names: dict[str, dict[str, ast.AST]] = {}
+        self._found: dict[tuple[str, str], Any] = {}
+        """(File, name) -> the value of a name of a module."""
+        self._methods: dict[type, Callable[[Any, Scope], Any]] = {}
+        self._roots: dict[Class, set[str]] = {}
 
     def read(self, config: dict[str, Any]) -> bool | None:
         """Whether the release takes a config; None where that can't be told."""
         self.steps = self.depth = 0
+        self.stop = ""
         config = copy.deepcopy(config)
         self._section = {id(value): key for key, value in config.items() if isinstance(value, dict)}
         try:
             self.call(self.name(Scope(CONFIG), ROOT), [config], {})
-        except Stopped:
+        except Stopped as error:
+            self.stop = str(error)
             return False
         except (UntoldError, RecursionError):
             return None
         return True
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The modules that were looked into."""
+        return (*self._names,)
+
+    @cached_property
+    def looked_at(self) -> set[str]:
+        """The names of fields whose value a validator looks at as it is given."""
+        marks = [
+            mark
+            for file in self.source.files
+            if "config" in file
+            for node in ast.walk(self.source.tree(file))
+            if isinstance(node, ast.FunctionDef)
+            for mark in node.decorator_list
+        ]
+        return {
+            argument.value
+            for mark in marks
+            if isinstance(mark, ast.Call) and first_of(mark)
+            for argument in mark.args
+            if isinstance(argument, ast.Constant)
+        }
 
     # Names
 
@@ -172,10 +252,20 @@ class Reader:
         """The value of a name."""
         if name in scope.names:
             return scope.names[name]
+        if (scope.file, name) not in self._found:
+            self._found[scope.file, name] = self._look_up(scope, name, seen)
+        found = self._found[scope.file, name]
+        return copy.copy(found) if isinstance(found, (dict, list)) else found
+
+    def _look_up(self, scope: Scope, name: str, seen: tuple[str, ...]) -> Any:
         names = self.named(scope.file)
         if name in names and not isinstance(names[name], ast.ImportFrom):
             return self._defined(scope.file, names[name])
-        imports = [names[name]] if name in names else [node for key, node in reversed(names.items()) if key[0] == "*"]
+        imports = (
+            [names[name]]
+            if name in names
+            else [node for key, node in reversed(names.items()) if key[0] == "*"]
+        )
         for statement in imports:
             if isinstance(statement, ast.ImportFrom):
                 found = self._imported(scope.file, statement, name, (*seen, scope.file))
@@ -201,20 +291,23 @@ class Reader:
         """A class and those it derives from, as far as they stand in the package."""
         yield made_of
         for base in made_of.node.bases:
-            found = self.name(Scope(made_of.file), ast.unparse(base))
+            found = self.name(Scope(made_of.file), code(base))
             if isinstance(found, Class):
                 yield from self.above(found)
 
     def roots(self, made_of: Class) -> set[str]:
         """The names of all classes above a class, those of other packages among them."""
-        return {ast.unparse(base).rpartition(".")[2] for one in self.above(made_of) for base in one.node.bases}
+        if made_of not in self._roots:
+            bases = [base for one in self.above(made_of) for base in one.node.bases]
+            self._roots[made_of] = {code(base).rpartition(".")[2] for base in bases}
+        return self._roots[made_of]
 
     # Statements
 
     def run(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         for statement in body:
             self._step()
-            getattr(self, f"_{type(statement).__name__}", self._pass_over)(statement, scope)
+            getattr(self, f"_on_{type(statement).__name__.lower()}", self._pass_over)(statement, scope)
 
     def _step(self) -> None:
         self.steps += 1
@@ -224,19 +317,19 @@ class Reader:
     def _pass_over(self, _statement: ast.stmt, _scope: Scope) -> None:
         pass
 
-    def _Expr(self, statement: ast.Expr, scope: Scope) -> None:
+    def _on_expr(self, statement: ast.Expr, scope: Scope) -> None:
         self.value(statement.value, scope)
 
-    def _Assign(self, statement: ast.Assign, scope: Scope) -> None:
+    def _on_assign(self, statement: ast.Assign, scope: Scope) -> None:
         value = self.value(statement.value, scope)
         for target in statement.targets:
             self.put(target, value, scope)
 
-    def _AnnAssign(self, statement: ast.AnnAssign, scope: Scope) -> None:
+    def _on_annassign(self, statement: ast.AnnAssign, scope: Scope) -> None:
         if statement.value:
             self.put(statement.target, self.value(statement.value, scope), scope)
 
-    def _AugAssign(self, statement: ast.AugAssign, scope: Scope) -> None:
+    def _on_augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
         before = self.value(statement.target, scope)
         after = self.apply(BINARY.get(type(statement.op)), before, self.value(statement.value, scope))
         self.put(statement.target, after, scope)
@@ -257,7 +350,7 @@ class Reader:
             if isinstance(holder, (dict, list)) and key is not UNKNOWN:
                 self.apply(operator.setitem, holder, key, value)
 
-    def _If(self, statement: ast.If, scope: Scope) -> None:
+    def _on_if(self, statement: ast.If, scope: Scope) -> None:
         test = self.truth(statement.test, scope)
         if test is UNKNOWN:
             self.untold([*statement.body, *statement.orelse], scope)
@@ -273,9 +366,10 @@ class Reader:
                 if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
                     self.put(node, UNKNOWN, scope)
 
-    def _For(self, statement: ast.For, scope: Scope) -> None:
+    def _on_for(self, statement: ast.For, scope: Scope) -> None:
         many = self.value(statement.iter, scope)
-        if many is UNKNOWN:
+        if isinstance(many, Unknown):
+            look(many)
             self.put(statement.target, UNKNOWN, scope)
             self.untold(statement.body, scope)
             return
@@ -291,11 +385,12 @@ class Reader:
     def items(self, many: Any) -> list[Any]:
         """What a loop goes over."""
         if isinstance(many, (Instance, Class, Function, Unknown)):
+            look(many)
             raise UntoldError
         found: list[Any] = self.apply(list, many)
         return found
 
-    def _While(self, statement: ast.While, scope: Scope) -> None:
+    def _on_while(self, statement: ast.While, scope: Scope) -> None:
         while test := self.truth(statement.test, scope):
             if test is UNKNOWN:
                 self.untold(statement.body, scope)
@@ -307,37 +402,37 @@ class Reader:
                 if not loop.again:
                     return
 
-    def _Break(self, _statement: ast.stmt, _scope: Scope) -> None:
+    def _on_break(self, _statement: ast.stmt, _scope: Scope) -> None:
         raise _Loop(again=False)
 
-    def _Continue(self, _statement: ast.stmt, _scope: Scope) -> None:
+    def _on_continue(self, _statement: ast.stmt, _scope: Scope) -> None:
         raise _Loop(again=True)
 
-    def _Return(self, statement: ast.Return, scope: Scope) -> None:
+    def _on_return(self, statement: ast.Return, scope: Scope) -> None:
         raise _Return(self.value(statement.value, scope) if statement.value else None)
 
-    def _Raise(self, statement: ast.Raise, scope: Scope) -> None:
+    def _on_raise(self, statement: ast.Raise, scope: Scope) -> None:
         error = statement.exc
         if error is None:
             raise scope.names.get("<error>", Stopped(["Exception"]))
         kind = error.func if isinstance(error, ast.Call) else error
         if isinstance(kind, ast.Name) and isinstance(scope.names.get(kind.id), Stopped):
             raise scope.names[kind.id]
-        raise Stopped(self.error_names(kind, scope), ast.unparse(error))
+        raise Stopped(self.error_names(kind, scope), code(error))
 
     def error_names(self, kind: ast.expr, scope: Scope) -> list[str]:
         """An exception's class and those above it."""
-        name = ast.unparse(kind).rpartition(".")[2]
+        name = code(kind).rpartition(".")[2]
         found = self.value(kind, scope)
         names = [name, *(self.roots(found) if isinstance(found, Class) else ())]
         above = [getattr(builtins, one) for one in names if isinstance(getattr(builtins, one, None), type)]
         return [*names, *(base.__name__ for one in above for base in one.__mro__)]
 
-    def _Assert(self, statement: ast.Assert, scope: Scope) -> None:
+    def _on_assert(self, statement: ast.Assert, scope: Scope) -> None:
         if self.truth(statement.test, scope) is False:
-            raise Stopped(["AssertionError", "Exception", "BaseException"], ast.unparse(statement.test))
+            raise Stopped(["AssertionError", "Exception", "BaseException"], code(statement.test))
 
-    def _Try(self, statement: ast.Try, scope: Scope) -> None:
+    def _on_try(self, statement: ast.Try, scope: Scope) -> None:
         try:
             self.run(statement.body, scope)
         except Stopped as error:
@@ -357,18 +452,18 @@ class Reader:
         if handler.type is None:
             return True
         kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        return any(ast.unparse(kind).rpartition(".")[2] in error.names for kind in kinds)
+        return any(code(kind).rpartition(".")[2] in error.names for kind in kinds)
 
-    def _With(self, statement: ast.With, scope: Scope) -> None:
+    def _on_with(self, statement: ast.With, scope: Scope) -> None:
         for item in statement.items:
             if item.optional_vars:
                 self.put(item.optional_vars, UNKNOWN, scope)
         self.run(statement.body, scope)
 
-    def _FunctionDef(self, statement: ast.FunctionDef, scope: Scope) -> None:
+    def _on_functiondef(self, statement: ast.FunctionDef, scope: Scope) -> None:
         scope.names[statement.name] = Function(scope.file, statement, scope.names)
 
-    def _Delete(self, statement: ast.Delete, scope: Scope) -> None:
+    def _on_delete(self, statement: ast.Delete, scope: Scope) -> None:
         for target in statement.targets:
             if isinstance(target, ast.Subscript):
                 holder, key = self.value(target.value, scope), self.value(target.slice, scope)
@@ -379,7 +474,9 @@ class Reader:
 
     def apply(self, function: Callable[..., Any] | None, *values: Any, **named: Any) -> Any:
         """A builtin's answer; UNKNOWN where a value is, and its exception as one of the release."""
-        if function is None or any(isinstance(value, (Unknown, Class, Function)) for value in values):
+        given = (*values, *named.values())
+        if function is None or any(isinstance(value, (Unknown, Class, Function)) for value in given):
+            look(*given)
             return UNKNOWN
         try:
             return function(*values, **named)
@@ -393,34 +490,39 @@ class Reader:
         return self.true(self.value(node, scope))
 
     def true(self, value: Any) -> Any:
-        return UNKNOWN if value is UNKNOWN else True if isinstance(value, (Instance, Class, Function)) else bool(value)
+        if isinstance(value, Unknown):
+            look(value)
+            return UNKNOWN
+        return True if isinstance(value, (Instance, Class, Function)) else bool(value)
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         self._step()
-        return getattr(self, f"_of_{type(node).__name__}", self._of_other)(node, scope)
+        if type(node) not in self._methods:
+            self._methods[type(node)] = getattr(self, f"_of_{type(node).__name__.lower()}", self._of_other)
+        return self._methods[type(node)](node, scope)
 
     def _of_other(self, _node: ast.expr, _scope: Scope) -> Any:
         return UNKNOWN
 
-    def _of_Constant(self, node: ast.Constant, _scope: Scope) -> Any:
+    def _of_constant(self, node: ast.Constant, _scope: Scope) -> Any:
         return node.value
 
-    def _of_Name(self, node: ast.Name, scope: Scope) -> Any:
+    def _of_name(self, node: ast.Name, scope: Scope) -> Any:
         return self.name(scope, node.id)
 
-    def _of_JoinedStr(self, _node: ast.JoinedStr, _scope: Scope) -> Any:
+    def _of_joinedstr(self, _node: ast.JoinedStr, _scope: Scope) -> Any:
         return UNKNOWN
 
-    def _of_List(self, node: ast.List, scope: Scope) -> Any:
+    def _of_list(self, node: ast.List, scope: Scope) -> Any:
         return [self.value(item, scope) for item in node.elts]
 
-    def _of_Tuple(self, node: ast.Tuple, scope: Scope) -> Any:
+    def _of_tuple(self, node: ast.Tuple, scope: Scope) -> Any:
         return tuple(self.value(item, scope) for item in node.elts)
 
-    def _of_Set(self, node: ast.Set, scope: Scope) -> Any:
+    def _of_set(self, node: ast.Set, scope: Scope) -> Any:
         return [self.value(item, scope) for item in node.elts]
 
-    def _of_Dict(self, node: ast.Dict, scope: Scope) -> Any:
+    def _of_dict(self, node: ast.Dict, scope: Scope) -> Any:
         found: dict[Any, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             if key is None:
@@ -430,11 +532,11 @@ class Reader:
                 self.apply(operator.setitem, found, name, self.value(item, scope))
         return found
 
-    def _of_IfExp(self, node: ast.IfExp, scope: Scope) -> Any:
+    def _of_ifexp(self, node: ast.IfExp, scope: Scope) -> Any:
         test = self.truth(node.test, scope)
         return UNKNOWN if test is UNKNOWN else self.value(node.body if test else node.orelse, scope)
 
-    def _of_BoolOp(self, node: ast.BoolOp, scope: Scope) -> Any:
+    def _of_boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
         ends = isinstance(node.op, ast.Or)
         value: Any = UNKNOWN
         doubtful = False
@@ -449,14 +551,14 @@ class Reader:
                 return UNKNOWN
         return UNKNOWN if doubtful else value
 
-    def _of_UnaryOp(self, node: ast.UnaryOp, scope: Scope) -> Any:
+    def _of_unaryop(self, node: ast.UnaryOp, scope: Scope) -> Any:
         value = self.value(node.operand, scope)
         if isinstance(node.op, ast.Not):
             true = self.true(value)
             return UNKNOWN if true is UNKNOWN else not true
         return self.apply({ast.USub: operator.neg, ast.UAdd: operator.pos}.get(type(node.op)), value)
 
-    def _of_BinOp(self, node: ast.BinOp, scope: Scope) -> Any:
+    def _of_binop(self, node: ast.BinOp, scope: Scope) -> Any:
         one, other = self.value(node.left, scope), self.value(node.right, scope)
         if isinstance(node.op, ast.Pow) and isinstance(other, (int, float)) and abs(other) > 64:
             return UNKNOWN
@@ -464,7 +566,7 @@ class Reader:
             return UNKNOWN
         return self.apply(BINARY.get(type(node.op)), one, other)
 
-    def _of_Compare(self, node: ast.Compare, scope: Scope) -> Any:
+    def _of_compare(self, node: ast.Compare, scope: Scope) -> Any:
         left = self.value(node.left, scope)
         for sign, side in zip(node.ops, node.comparators, strict=True):
             right = self.value(side, scope)
@@ -476,7 +578,8 @@ class Reader:
 
     def compared(self, sign: ast.cmpop, left: Any, right: Any) -> Any:
         if isinstance(sign, (ast.Is, ast.IsNot)):
-            if left is UNKNOWN or right is UNKNOWN:
+            if isinstance(left, Unknown) or isinstance(right, Unknown):
+                look(left, right)
                 return UNKNOWN
             same = left is right or (isinstance(left, type) and left == right)
             return same == isinstance(sign, ast.Is)
@@ -489,24 +592,24 @@ class Reader:
             return UNKNOWN
         return self.apply(COMPARE.get(type(sign)), left, right)
 
-    def _of_Subscript(self, node: ast.Subscript, scope: Scope) -> Any:
+    def _of_subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         holder = self.value(node.value, scope)
         if isinstance(node.slice, ast.Slice) or isinstance(holder, (Instance, type)):
             return UNKNOWN
         return self.apply(operator.getitem, holder, self.value(node.slice, scope))
 
-    def _of_Lambda(self, node: ast.Lambda, scope: Scope) -> Any:
+    def _of_lambda(self, node: ast.Lambda, scope: Scope) -> Any:
         return Function(scope.file, node, scope.names)
 
-    def _of_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Any:
+    def _of_listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Any:
         found: list[Any] = []
         inner = Scope(scope.file, dict(scope.names))
         sure = self._comprehended(node.generators, inner, lambda: found.append(self.value(node.elt, inner)))
         return found if sure else UNKNOWN
 
-    _of_GeneratorExp = _of_SetComp = _of_ListComp
+    _of_generatorexp = _of_setcomp = _of_listcomp
 
-    def _of_DictComp(self, node: ast.DictComp, scope: Scope) -> Any:
+    def _of_dictcomp(self, node: ast.DictComp, scope: Scope) -> Any:
         found: dict[Any, Any] = {}
         inner = Scope(scope.file, dict(scope.names))
 
@@ -515,13 +618,16 @@ class Reader:
 
         return found if self._comprehended(node.generators, inner, add) else UNKNOWN
 
-    def _comprehended(self, loops: Sequence[ast.comprehension], scope: Scope, add: Callable[[], object]) -> bool:
+    def _comprehended(
+        self, loops: Sequence[ast.comprehension], scope: Scope, add: Callable[[], object]
+    ) -> bool:
         """Run a comprehension; whether it can be told."""
         if not loops:
             add()
             return True
         many = self.value(loops[0].iter, scope)
-        if many is UNKNOWN:
+        if isinstance(many, Unknown):
+            look(many)
             return False
         for item in self.items(many):
             self.put(loops[0].target, item, scope)
@@ -534,7 +640,7 @@ class Reader:
 
     # Attributes and calls
 
-    def _of_Attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+    def _of_attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         return self.attribute(self.value(node.value, scope), node.attr)
 
     def attribute(self, holder: Any, name: str) -> Any:
@@ -551,7 +657,8 @@ class Reader:
                 return getattr(holder, name)
         if name in WORLD and holder is UNKNOWN:
             return lambda *_arguments, **_named: WORLD[name]
-        if holder is UNKNOWN or isinstance(holder, (Function, type)):
+        if isinstance(holder, (Unknown, Function, type)):
+            look(holder)
             return UNKNOWN
         if not hasattr(holder, name):
             raise Stopped(["AttributeError", "Exception", "BaseException"], name)
@@ -559,7 +666,7 @@ class Reader:
 
     def of_enum(self, holder: Class, name: str) -> Any:
         for item in holder.node.body:
-            if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == name:
+            if isinstance(item, ast.Assign) and code(item.targets[0]) == name:
                 return self.value(item.value, Scope(holder.file))
         return UNKNOWN
 
@@ -568,7 +675,7 @@ class Reader:
         for one in self.above(made_of):
             for item in one.node.body:
                 if isinstance(item, ast.FunctionDef) and item.name == name:
-                    marks = {ast.unparse(mark).partition("(")[0] for mark in item.decorator_list}
+                    marks = {code(mark).partition("(")[0] for mark in item.decorator_list}
                     function = Function(one.file, item)
                     if instance is None or "staticmethod" in marks:
                         return function
@@ -577,15 +684,15 @@ class Reader:
                     return partial(self._bound, function, made_of if "classmethod" in marks else instance)
                 if isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value:
                     target = item.target if isinstance(item, ast.AnnAssign) else item.targets[0]
-                    if ast.unparse(target) == name:
+                    if code(target) == name:
                         return self.value(item.value, Scope(one.file))
         return UNKNOWN
 
     def _bound(self, function: Function, instance: Any, *arguments: Any, **named: Any) -> Any:
         return self.call(function, [instance, *arguments], named)
 
-    def _of_Call(self, node: ast.Call, scope: Scope) -> Any:
-        text = ast.unparse(node.func)
+    def _of_call(self, node: ast.Call, scope: Scope) -> Any:
+        text = code(node.func)
         if text.partition(".")[0] in ("logger", "warnings", "print"):
             return None
         if text == "super":
@@ -594,7 +701,7 @@ class Reader:
         for argument in node.args:
             if isinstance(argument, ast.Starred):
                 many = self.value(argument.value, scope)
-                arguments += self.items(many) if many is not UNKNOWN else [UNKNOWN]
+                arguments += self.items(many) if not isinstance(many, Unknown) else [UNKNOWN]
             else:
                 arguments.append(self.value(argument, scope))
         named: dict[str, Any] = {}
@@ -603,6 +710,7 @@ class Reader:
             if keyword.arg is not None:
                 named[keyword.arg] = given
             elif isinstance(given, (dict, Unknown)):
+                look(given)
                 named |= given if isinstance(given, dict) else {}
                 named["<all>"] = given
             else:
@@ -618,12 +726,17 @@ class Reader:
         if isinstance(function, Class):
             return self.made(function, arguments, named, whole)
         if isinstance(function, Function):
-            return UNKNOWN if whole is UNKNOWN else self.called(function, arguments, named)
-        if isinstance(function, partial) or (callable(function) and getattr(function, "__name__", "") == "<lambda>"):
+            return UNKNOWN if isinstance(whole, Unknown) else self.called(function, arguments, named)
+        if isinstance(function, partial) or (
+            callable(function) and getattr(function, "__name__", "") == "<lambda>"
+        ):
             return function(*arguments, **named)
-        if function is UNKNOWN or not callable(function):
+        if isinstance(function, Unknown) or not callable(function):
+            look(*arguments, *named.values())
             return UNKNOWN
-        if any(not _plain(value) for value in arguments) and not isinstance(getattr(function, "__self__", None), (dict, list)):
+        of_container = isinstance(getattr(function, "__self__", None), (dict, list))
+        if any(not _plain(value) for value in arguments) and not of_container:
+            look(*arguments)
             return UNKNOWN
         return self.apply(function, *arguments, **named)
 
@@ -661,6 +774,7 @@ class Reader:
         """An instance: of a plain class by its constructor, of a pydantic model by its fields and validators."""
         roots = self.roots(made_of)
         if any("Enum" in root for root in roots):
+            look(*arguments)
             return UNKNOWN
         instance = Instance(made_of)
         if roots & set(MODELS):
@@ -691,7 +805,7 @@ class Reader:
 
     def _default(self, item: ast.AnnAssign, file: str) -> Any:
         given = item.value
-        if isinstance(given, ast.Call) and ast.unparse(given.func) == "Field":
+        if isinstance(given, ast.Call) and code(given.func) == "Field":
             keywords = {keyword.arg: keyword.value for keyword in given.keywords}
             given = given.args[0] if given.args else keywords.get("default")
         found = self.value(given, Scope(file)) if given is not None else UNKNOWN
@@ -700,17 +814,23 @@ class Reader:
     def _before(self, item: ast.FunctionDef, file: str, instance: Instance, named: dict[str, Any]) -> None:
         """Run a field's validator that looks at the value as it is given."""
         for mark in item.decorator_list:
-            if isinstance(mark, ast.Call) and ast.unparse(mark.func).rpartition(".")[2] in ("field_validator", "validator"):
-                words = {keyword.arg: ast.unparse(keyword.value) for keyword in mark.keywords}
-                if words.get("mode") == "'before'" or words.get("pre") == "True":
-                    for name in (self.value(argument, Scope(file)) for argument in mark.args):
-                        if name in named:
-                            self.called(Function(file, item), [instance.made_of, named[name]], {})
+            if isinstance(mark, ast.Call) and first_of(mark):
+                for name in (self.value(argument, Scope(file)) for argument in mark.args):
+                    if name in named:
+                        self.called(Function(file, item), [instance.made_of, named[name]], {})
+
+
+def first_of(mark: ast.Call) -> bool:
+    """Whether a decorator makes a validator of a field's value before it is converted."""
+    words = {keyword.arg: code(keyword.value) for keyword in mark.keywords}
+    named = code(mark.func).rpartition(".")[2] in ("field_validator", "validator")
+    return named and (words.get("mode") == "'before'" or words.get("pre") == "True")
 
 
 def _isinstance(reader: Reader, arguments: list[Any]) -> Any:
     value, kinds = arguments
-    if value is UNKNOWN:
+    if isinstance(value, Unknown):
+        look(value)
         return UNKNOWN
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     known = [kind for kind in kinds if isinstance(kind, type)]
@@ -727,7 +847,7 @@ def _getattr(reader: Reader, arguments: list[Any]) -> Any:
     return reader.attribute(arguments[0], arguments[1])
 
 
-def _hasattr(reader: Reader, arguments: list[Any]) -> Any:
+def _hasattr(_reader: Reader, arguments: list[Any]) -> Any:
     holder, name = arguments
     if isinstance(holder, (Unknown, Class)) or not isinstance(name, str):
         return UNKNOWN
@@ -743,13 +863,15 @@ def _setattr(_reader: Reader, arguments: list[Any]) -> None:
 
 def _map(reader: Reader, arguments: list[Any]) -> Any:
     function, many = arguments[0], arguments[-1]
-    if many is UNKNOWN:
+    if isinstance(many, Unknown):
+        look(many)
         return UNKNOWN
     return [reader.call(function, [item], {}) for item in reader.items(many)]
 
 
 def _all(reader: Reader, arguments: list[Any], ends: bool = False) -> Any:
-    if arguments[0] is UNKNOWN:
+    if isinstance(arguments[0], Unknown):
+        look(arguments[0])
         return UNKNOWN
     truths = [reader.true(item) for item in reader.items(arguments[0])]
     if ends in truths:
@@ -783,35 +905,123 @@ SPECIAL: dict[str, Callable[[Reader, list[Any]], Any]] = {
 # Every key
 
 
-def answers(source: ReleaseSource, paths: Mapping[str, Node]) -> dict[str, list[str]]:
-    """Key -> the kinds of values (schema.KINDS_OF_VALUES) of which the release refuses each that is tried.
+@dataclass
+class Answers:
+    """What a release's reader refuses. texts: the modules that it was read in, by which a next release is the same."""
 
-    Keys at which it stops at every value, or that are beside an own section's needs, are judged as well: what is
-    refused of a value that the schema takes is for a rule to say.
+    refuses: dict[str, list[str]] = field(default_factory=dict)
+    """Key -> the kinds of values (schema.KINDS_OF_VALUES) of which it refuses each that is tried."""
+    needs: dict[str, list[str]] = field(default_factory=dict)
+    """Section -> the keys that it stops without once `enabled` is true."""
+    empty: list[str] = field(default_factory=list)
+    """Sections that may be an empty list or text, which pydantic 1 makes an empty section of."""
+    models: dict[str, Class] = field(default_factory=dict)
+    """Key at the top -> the pydantic model that is made of it."""
+    texts: dict[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+
+    def holds(self, source: ReleaseSource, nodes: Mapping[str, Node]) -> bool:
+        """Whether another release gives the same answers, as its modules are the same."""
+        return self.keys == (*nodes,) and all(
+            source.files.get(file) == text for file, text in self.texts.items()
+        )
+
+
+_LAST: list[Answers] = []
+
+
+def answers(source: ReleaseSource, nodes: Mapping[str, Node]) -> Answers:
+    """What a release refuses. nodes: the keys of its schema.
+
+    What a pydantic model converts is the model's matter: of its fields those count that a validator looks at first.
+    Where a section's keys have to be there together, none of them alone is judged.
     """
+    if _LAST and _LAST[0].holds(source, nodes):
+        return _LAST[0]
     reader = Reader(source)
-    found: dict[str, list[str]] = {}
-    for path in paths:
-        kinds = [
-            kind
-            for kind, values in KINDS_OF_VALUES.items()
-            if all(reader.read(_alone(path, value)) is False for value in values)
-        ]
-        if kinds:
-            found[path] = kinds
+    found = Answers()
+    checked = [path for path, node in nodes.items() if node.get("x-checked")]
+    for path, node in nodes.items():
+        if path.startswith(NOT_READ):
+            continue
+        if "properties" in node:  # anything but a section in a section's place is refused
+            if needs := _needs(reader, path, node):
+                found.needs[path] = needs
+            if source.converts_as_1 and reader.read(_alone(path, [])) is True:
+                found.empty.append(path)
+        elif (not _below(path, checked) or path.rpartition(".")[2] in reader.looked_at) and (
+            kinds := _refused(reader, path)
+        ):
+            found.refuses[path] = kinds
+    found.models = reader.sections
+    found.texts = {file: source.files.get(file, "") for file in (*reader.files, CONFIG)}
+    found.keys = (*nodes,)
+    _LAST[:] = [found]
     return found
 
 
-@cache
-def _needed(_path: str) -> tuple[tuple[str, Any], ...]:
-    return ()
+def _below(path: str, sections: Sequence[str]) -> bool:
+    return any(path.startswith(f"{section}.") for section in sections)
 
 
-def _alone(path: str, value: Any) -> dict[str, Any]:
-    """A config of one key, and the batch size that every config needs."""
-    config: dict[str, Any] = {} if path in BATCH else {BATCH[1]: 1}
+def _refused(reader: Reader, path: str) -> list[str]:
+    """The kinds of values that stop a release at a key; none where all do, for want of another key."""
+    probe = Looked()
+    reader.read(_alone(path, probe))
+    if not probe.seen or all(reader.read(_alone(path, value)) is not False for value in FIRST_TRIED):
+        return []
+    kinds = [
+        kind
+        for kind, values in KINDS_OF_VALUES.items()
+        if all(reader.read(_alone(path, value)) is False for value in values)
+    ]
+    return kinds if len(kinds) < len(KINDS_OF_VALUES) else []
+
+
+def _needs(reader: Reader, path: str, node: Node) -> list[str]:
+    """The keys that a section has to have once it is on: without them a reading stops before it else would."""
+    if "enabled" not in node["properties"] or any(
+        reader.read(_alone(f"{path}.enabled", True, batch)) is not False for batch in (True, False)
+    ):
+        return []
+    all_keys = {name: _fitting(child) for name, child in node["properties"].items()}
+    reader.read(_alone(path, all_keys, batch=False))
+    whole, length = reader.stop, reader.steps
+    needed = []
+    for name in all_keys:
+        rest = {key: value for key, value in all_keys.items() if key != name}
+        stops = reader.read(_alone(path, rest, batch=False)) is False
+        if name != "enabled" and stops and reader.stop != whole and reader.steps < length:
+            needed.append(name)
+    return needed
+
+
+def _fitting(node: Node) -> Any:
+    """A value that a key's schema takes."""
+    node = node["anyOf"][-1] if "anyOf" in node else node
+    kind = node.get("type", "null")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if node.get("default") is not None and kind != "boolean":
+        return node["default"]
+    if "enum" in node:
+        return node["enum"][0]
+    if kind == "array":
+        return [_fitting(node.get("items", {"type": "integer"}))]
+    return {"boolean": True, "integer": 8, "number": 8, "string": "x", "object": {}}.get(kind)
+
+
+def _alone(path: str, value: Any, batch: bool = True) -> dict[str, Any]:
+    """A config of one key, and the batch size that most configs need."""
+    config: dict[str, Any] = {BATCH[1]: 1} if batch and path not in BATCH else {}
     tree.put(config, path, value)
     return config
 
 
+FIRST_TRIED = (None, True, -1, "x", {}, [1])
+"""Values of which at least one stops a release at a key where any does."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+NOT_READ = (
+    *("optimizer.params.", "scheduler.params.", "inference", "msamp"),
+    *("compression_training.", "autotuning.", "sparse_attention."),
+)
+"""Sections of which DeepSpeedConfig reads no key, or none by itself."""

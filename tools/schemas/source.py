@@ -113,6 +113,20 @@ class ReleaseSource:
             method.cache_clear()
 
     @cached_property
+    def converts_as_1(self) -> bool:
+        """Whether the models are those of pydantic 1: by where the module of their base takes BaseModel from."""
+        file = "runtime/config_utils.py"
+        for statement in self.tree(file).body:
+            if isinstance(statement, ast.ImportFrom) and any(
+                one.name == "BaseModel" for one in statement.names
+            ):
+                module = self.module(file, statement)
+                text = ast.unparse(self.tree(module)) if module else ast.unparse(statement)
+                later = any(name in self.files.get(file, "") for name in ("ConfigDict", "model_fields"))
+                return "pydantic.v1" in text or not later
+        return False
+
+    @cached_property
     def text(self) -> str:
         return "\n".join(self.files.values())
 

@@ -25,6 +25,9 @@ FILLING = (HF, ACCELERATE)
 RELEASES = "x-releases"
 """The key of the file that lists the releases it holds."""
 
+PYDANTIC_1 = "pydantic 1"
+"""x-converts of a release whose models convert values as pydantic 1 does."""
+
 KINDS_OF_VALUES: dict[str, tuple[Any, ...]] = {
     "null": (None,),
     "false": (False,),
@@ -195,7 +198,15 @@ def kind_of(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (int, float)):
-        return "zero" if value == 0 else "negative" if value < 0 else "positive" if value == int(value) else "fraction"
+        return (
+            "zero"
+            if value == 0
+            else "negative"
+            if value < 0
+            else "positive"
+            if value == int(value)
+            else "fraction"
+        )
     if isinstance(value, (list, dict)):
         name = "list" if isinstance(value, list) else "section"
         return name if value else f"empty {name}"
