@@ -254,7 +254,7 @@ def blind_schema(before: str, after: str) -> Schema:
     source = release_source(Cache(PACKAGES["deepspeed"]), after)
     reader = CodeReader(source, _without(overlay, had, ""), {})
     reader.overlay = _without(overlay, had, "")
-    properties = reader.tree()["properties"]
+    properties = reader.judged()["properties"]
     source.forget()
     known = dict(nodes({"properties": properties}))
     gone = [path for path in had if path not in known and path != "$schema"]

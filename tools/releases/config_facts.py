@@ -85,16 +85,17 @@ class CodeReader(Builder):
         return {**checked, "type": "object", "additionalProperties": False, "properties": inner}
 
     def tree(self) -> Node:
-        """Every key of the release, and what its reader refuses."""
-        root = {"properties": self.properties(self.overlay, None, "")}
-        found = mark_refused(root, self.source, self.overlay)
-        new = {
-            key: model
-            for key, model in found.models.items()
-            if "properties" not in root["properties"].get(key, {})
-        }
+        """Every key of the release."""
+        return {"properties": self.properties(self.overlay, None, "")}
+
+    def judged(self) -> Node:
+        """The same with what the release's reader refuses, and with the models of sections that the overlay lacks."""
+        root = self.tree()
+        known = root["properties"]
+        models = mark_refused(root, self.source, self.overlay).models
+        new = {key: model for key, model in models.items() if "properties" not in known.get(key, {})}
         for key, model in new.items():
-            root["properties"][key] = self.section(TypedClass(model.file, model.node.name), key)
+            known[key] = self.section(TypedClass(model.file, model.node.name), key)
         if new:
             mark_refused(root, self.source, self.overlay)
         return root

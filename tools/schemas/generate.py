@@ -432,12 +432,23 @@ def mark_refused(root: Node, source: ReleaseSource, overlay: Node) -> Answers:
     for path, kinds in found.refuses.items():
         inner = known[path]["anyOf"][1] if "x-auto" in known[path] else known[path]
         inner["x-refuses"] = kinds
+        bound(inner, kinds)
     for path, keys in found.needs.items():
         if path not in told:
             known[path]["x-needs"] = keys
     for path in found.empty:
         known[path]["x-empty"] = True
     return found
+
+
+def bound(node: Node, kinds: Sequence[str]) -> None:
+    """Give a number the bound that the reader holds it to, where none is known."""
+    limits = {"minimum", "exclusiveMinimum", "enum", "anyOf"}
+    if schema.types(node) & {"integer", "number"} and not node.keys() & limits and "positive" not in kinds:
+        if {"zero", "negative"} <= {*kinds}:
+            node["exclusiveMinimum"] = 0
+        elif "negative" in kinds:
+            node["minimum"] = 0
 
 
 def mark_own(node: Node, known: Known) -> None:

@@ -1,10 +1,10 @@
 """What a release's reader does with one value, found by walking its syntax: taken, refused, or not to be told.
 
 DeepSpeedConfig is a constructor of plain Python: it asks for keys, compares them, and raises. `Reader.read` follows it
-statement by statement over a config of a few keys; nothing of the release is imported or run: names are
-looked up in its sources, and only builtins listed here apply. Whatever comes from elsewhere (torch, a pydantic
-model's own conversion, an open file) is UNKNOWN, and so is all that is made of it. A condition that is UNKNOWN is passed
-over with both branches, so that an exception counts only where it is certain.
+statement by statement over a config of a few keys. Nothing of the release is imported or run: names are looked up in
+its sources, and only builtins listed here apply. Whatever comes from elsewhere (torch, a pydantic model's own
+conversion, an open file) is UNKNOWN, and so is all that is made of it. A condition that is UNKNOWN is passed over with
+both branches, so that an exception counts only where it is certain.
 
 `answers` puts values of every kind at every key of a release, and keeps the kinds that stop it: what the schema calls
 x-refuses.
@@ -168,12 +168,13 @@ METHODS: dict[type, tuple[str, ...]] = {
     list: ("append", "index", "count", "copy", "extend"),
     set: ("add", "issubset", "difference", "union"),
 }
-BINARY: dict[type, Callable[[Any, Any], Any]] = {
+BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitOr: operator.or_,
     ast.BitAnd: operator.and_, ast.BitXor: operator.xor,
 }  # fmt: skip
-COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+COMPARE: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
 }  # fmt: skip
@@ -232,7 +233,7 @@ class Reader:
             for mark in marks
             if isinstance(mark, ast.Call) and first_of(mark)
             for argument in mark.args
-            if isinstance(argument, ast.Constant)
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         }
 
     # Names
@@ -463,6 +464,11 @@ class Reader:
     def _on_functiondef(self, statement: ast.FunctionDef, scope: Scope) -> None:
         scope.names[statement.name] = Function(scope.file, statement, scope.names)
 
+    def _on_importfrom(self, statement: ast.ImportFrom, scope: Scope) -> None:
+        for alias in statement.names:
+            name = alias.asname or alias.name
+            scope.names[name] = self._imported(scope.file, statement, name, ())
+
     def _on_delete(self, statement: ast.Delete, scope: Scope) -> None:
         for target in statement.targets:
             if isinstance(target, ast.Subscript):
@@ -556,7 +562,7 @@ class Reader:
         if isinstance(node.op, ast.Not):
             true = self.true(value)
             return UNKNOWN if true is UNKNOWN else not true
-        return self.apply({ast.USub: operator.neg, ast.UAdd: operator.pos}.get(type(node.op)), value)
+        return self.apply(UNARY.get(type(node.op)), value)
 
     def _of_binop(self, node: ast.BinOp, scope: Scope) -> Any:
         one, other = self.value(node.left, scope), self.value(node.right, scope)
@@ -745,13 +751,13 @@ class Reader:
         self.depth += 1
         if self.depth > DEEPEST:
             raise UntoldError
-        names = dict(function.names or {})
+        names: dict[str, Any] = dict(function.names or {})
         rules, outer = function.node.args, Scope(function.file)
         positional = [*rules.posonlyargs, *rules.args]
         for argument, default in zip(reversed(positional), reversed(rules.defaults), strict=False):
             names[argument.arg] = self.value(default, outer)
-        for argument, default in zip(rules.kwonlyargs, rules.kw_defaults, strict=True):
-            names[argument.arg] = self.value(default, outer) if default else UNKNOWN
+        for argument, preset in zip(rules.kwonlyargs, rules.kw_defaults, strict=True):
+            names[argument.arg] = self.value(preset, outer) if preset else UNKNOWN
         names |= dict(zip((argument.arg for argument in positional), arguments, strict=False))
         if rules.vararg:
             names[rules.vararg.arg] = tuple(arguments[len(positional) :])
@@ -774,8 +780,7 @@ class Reader:
         """An instance: of a plain class by its constructor, of a pydantic model by its fields and validators."""
         roots = self.roots(made_of)
         if any("Enum" in root for root in roots):
-            look(*arguments)
-            return UNKNOWN
+            return self.member(made_of, arguments)
         instance = Instance(made_of)
         if roots & set(MODELS):
             return self.modelled(instance, named, whole)
@@ -783,6 +788,21 @@ class Reader:
         if constructor is not UNKNOWN:
             constructor(*arguments, **named)
         return instance
+
+    def member(self, made_of: Class, arguments: list[Any]) -> Any:
+        """The member of an enum with a value: UNKNOWN, or a ValueError where no member has it."""
+        value = arguments[0] if arguments else UNKNOWN
+        if isinstance(value, Unknown) or self.of_class(made_of, "_missing_", None) is not UNKNOWN:
+            look(value)
+            return UNKNOWN
+        known: list[Any] = []
+        for item in made_of.node.body:
+            if isinstance(item, ast.Assign):
+                given = self.value(item.value, Scope(made_of.file))
+                known += given if isinstance(given, tuple) else [given]
+        if value in [one for one in known if not isinstance(one, Unknown)]:
+            return UNKNOWN
+        raise Stopped(["ValueError", "Exception", "BaseException"], f"{made_of.node.name}: no such member")
 
     def modelled(self, instance: Instance, named: dict[str, Any], whole: Any) -> Any:
         """A pydantic model: its own conversion is the schema's matter, so that only its validators are followed."""
@@ -804,7 +824,7 @@ class Reader:
         return instance
 
     def _default(self, item: ast.AnnAssign, file: str) -> Any:
-        given = item.value
+        given: ast.expr | None = item.value
         if isinstance(given, ast.Call) and code(given.func) == "Field":
             keywords = {keyword.arg: keyword.value for keyword in given.keywords}
             given = given.args[0] if given.args else keywords.get("default")
@@ -944,13 +964,15 @@ def answers(source: ReleaseSource, nodes: Mapping[str, Node]) -> Answers:
     for path, node in nodes.items():
         if path.startswith(NOT_READ):
             continue
-        if "properties" in node:  # anything but a section in a section's place is refused
+        if "properties" in node:  # in whose place anything else is refused, unless the overlay says otherwise
+            if "x-wrong" in node and (kinds := _refused(reader, path, node)):
+                found.refuses[path] = kinds
             if needs := _needs(reader, path, node):
                 found.needs[path] = needs
             if source.converts_as_1 and reader.read(_alone(path, [])) is True:
                 found.empty.append(path)
         elif (not _below(path, checked) or path.rpartition(".")[2] in reader.looked_at) and (
-            kinds := _refused(reader, path)
+            kinds := _refused(reader, path, node)
         ):
             found.refuses[path] = kinds
     found.models = reader.sections
@@ -964,8 +986,8 @@ def _below(path: str, sections: Sequence[str]) -> bool:
     return any(path.startswith(f"{section}.") for section in sections)
 
 
-def _refused(reader: Reader, path: str) -> list[str]:
-    """The kinds of values that stop a release at a key; none where all do, for want of another key."""
+def _refused(reader: Reader, path: str, node: Node) -> list[str]:
+    """The kinds of values that stop a release at a key; none where right ones do, too, for want of another key."""
     probe = Looked()
     reader.read(_alone(path, probe))
     if not probe.seen or all(reader.read(_alone(path, value)) is not False for value in FIRST_TRIED):
@@ -975,7 +997,16 @@ def _refused(reader: Reader, path: str) -> list[str]:
         for kind, values in KINDS_OF_VALUES.items()
         if all(reader.read(_alone(path, value)) is False for value in values)
     ]
-    return kinds if len(kinds) < len(KINDS_OF_VALUES) else []
+    some_taken = len(kinds) < len(KINDS_OF_VALUES) or any(
+        reader.read(_alone(path, value)) is not False for value in _right(node)
+    )
+    return kinds if some_taken else []
+
+
+def _right(node: Node) -> list[Any]:
+    """Values that a key's schema takes."""
+    branches = [branch for branch in node.get("anyOf", [node]) if "const" not in branch]
+    return [*(value for branch in branches for value in branch.get("enum", ())), _fitting(node)]
 
 
 def _needs(reader: Reader, path: str, node: Node) -> list[str]:
@@ -1012,12 +1043,12 @@ def _fitting(node: Node) -> Any:
 
 def _alone(path: str, value: Any, batch: bool = True) -> dict[str, Any]:
     """A config of one key, and the batch size that most configs need."""
-    config: dict[str, Any] = {BATCH[1]: 1} if batch and path not in BATCH else {}
+    config: dict[str, Any] = {BATCH[1]: 1} if batch and path not in BATCH[:2] else {}
     tree.put(config, path, value)
     return config
 
 
-FIRST_TRIED = (None, True, -1, "x", {}, [1])
+FIRST_TRIED: tuple[Any, ...] = (None, True, -1, "x", {}, [1])
 """Values of which at least one stops a release at a key where any does."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 NOT_READ = (

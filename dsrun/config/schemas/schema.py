@@ -39,6 +39,7 @@ KINDS_OF_VALUES: dict[str, tuple[Any, ...]] = {
     "empty text": ("",),
     "whole number as text": ("1", "3"),
     "number as text": ("2.5", "1e-3"),
+    "auto": ("auto",),
     "text": ("x", "None"),
     "empty list": ([],),
     "list": ([1], ["x"]),
@@ -198,21 +199,17 @@ def kind_of(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (int, float)):
-        return (
-            "zero"
-            if value == 0
-            else "negative"
-            if value < 0
-            else "positive"
-            if value == int(value)
-            else "fraction"
-        )
+        if value == 0 or value < 0:
+            return "negative" if value else "zero"
+        return "positive" if isinstance(value, int) or value.is_integer() else "fraction"
     if isinstance(value, (list, dict)):
         name = "list" if isinstance(value, list) else "section"
         return name if value else f"empty {name}"
     if re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return "whole number as text"
-    return "empty text" if not value else "number as text" if _is_number(value) else "text"
+    if value in ("", AUTO):
+        return value or "empty text"
+    return "number as text" if _is_number(value) else "text"
 
 
 def _is_number(text: str) -> bool:

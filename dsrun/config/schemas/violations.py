@@ -275,7 +275,8 @@ class _Walk:
         text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nothing fills in")
         text += "; DeepSpeed drops the key" if checked else ""
         advice = _wanted(node) + (" Or let HF Trainer read it: --for hf." if filled else "")
-        yield Violation("auto", path, value, text, advice)
+        refused = not checked and _stops(value, node)[0]
+        yield Violation("auto", path, value, text, advice, refused)
 
     def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
         """A key that this version hasn't got: removed, dotted, later, another tool's or no one's."""
@@ -495,12 +496,11 @@ def _stops(value: Any, node: Node) -> tuple[bool, bool]:
     fraction or a number out of range goes on to whoever computes with it.
     """
     inner = node["anyOf"][-1] if "anyOf" in node else node
-    if "properties" in inner and not isinstance(value, dict):
-        return True, False
-    if kind_of(value) in inner.get("x-refuses", ()):
+    if kind_of(value) in (*node.get("x-refuses", ()), *inner.get("x-refuses", ())):
         return True, False
     number = isinstance(value, (float, bool)) and bool(types(inner) & {"number", "integer"})
-    wrong = None if number else inner.get("x-wrong")
+    section = "refused" if "properties" in inner and not isinstance(value, dict) else None
+    wrong = None if number and not section else inner.get("x-wrong", section)
     return wrong == "refused", wrong == "fails"
 
 
