@@ -53,6 +53,30 @@ class Looked(Unknown):
         return self
 
 
+class Asked(dict[str, Any]):
+    """A section that keeps which keys it is asked for."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.keys_asked: dict[str, None] = {}
+
+    def __deepcopy__(self, _memory: Any) -> Asked:
+        return self
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_asked[key] = None
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            self.keys_asked[key] = None
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked[key] = None
+        return super().get(key, default)
+
+
 UNKNOWN = Unknown()
 
 
@@ -211,6 +235,15 @@ class Reader:
         except (UntoldError, RecursionError):
             return None
         return True
+
+    def asked(self, path: str) -> list[str]:
+        """The keys that the release asks a section for, whether it is on or not."""
+        found: dict[str, None] = {}
+        for given in ({}, {"enabled": True}):
+            section = Asked(given)
+            self.read(_alone(path, section))
+            found |= section.keys_asked
+        return [*found]
 
     @property
     def files(self) -> tuple[str, ...]:

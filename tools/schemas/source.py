@@ -62,6 +62,8 @@ class Known:
     model: TypedClass | None = None
     """The model of a key that is a section."""
     alias: str = ""
+    outside: bool = False
+    """Whether its type is another package's class (torch.dtype), of which JSON has no value."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,7 @@ class ReleaseSource:
         known = Known()
         if isinstance(item, ast.AnnAssign):
             known.keywords, known.model = self.annotation(file, item.annotation)
+            known.outside = isinstance(item.annotation, ast.Attribute)
         default = item.value
         if isinstance(default, ast.Call) and ast.unparse(default.func) == "Field":
             self.settings(file, default, known)

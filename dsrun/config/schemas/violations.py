@@ -255,7 +255,7 @@ class _Walk:
                 yield from self.key(
                     item, branch.get("items", {}), _below(inside, index), f"{path}.{index}", checked=False
                 )
-        elif not right or (checked and self.too_large(value, node)):
+        elif not right or (checked and self.too_large(value, node)) or _of_no_type(value, node):
             yield self.wrong(value, node, path, checked=checked)
 
     def auto(self, value: Any, node: Node, path: str, *, checked: bool) -> Iterator[Violation]:
@@ -486,6 +486,11 @@ def _enforced(node: Node) -> Node:
 
 def _without(node: Node, keywords: Collection[str]) -> Node:
     return {keyword: value for keyword, value in node.items() if keyword not in keywords}
+
+
+def _of_no_type(value: Any, node: Node) -> bool:
+    """Whether a release stops at a value of a key about which no more than that is known."""
+    return "x-refuses" in node and not node.keys() & {"type", "anyOf"} and _stops(value, node)[0]
 
 
 def _stops(value: Any, node: Node) -> tuple[bool, bool]:
