@@ -96,17 +96,21 @@ class CodeReader(Builder):
 
     def ask(self, reader: Reader, root: Node) -> None:
         """Put in the keys that sections without a model are asked for, and those that are asked for below them."""
-        for path, node in [*nodes(root)]:
-            plain = "properties" in node and "x-checked" not in node and "additionalProperties" in node
-            if not plain and path not in self.new:
-                continue
+        todo = [
+            (path, node)
+            for path, node in nodes(root)
+            if path in self.new or ("properties" in node and "x-checked" not in node)
+        ]
+        while todo:
+            path, node = todo.pop()
             inner = node.get("properties", {})
-            fresh = [key for key in reader.asked(path) if key not in inner]
-            if fresh and not path.startswith(NOT_READ):
+            fresh = (
+                [] if path.startswith(NOT_READ) else [key for key in reader.asked(path) if key not in inner]
+            )
+            if fresh:
                 node["properties"] = {**inner, **{key: {} for key in fresh}}
                 self.new += [join(path, key) for key in fresh]
-                self.ask(reader, root)
-                return
+                todo += [(join(path, key), node["properties"][key]) for key in fresh]
 
     def judged(self) -> Node:
         """The same with what the release's reader refuses, and with the models of sections that the overlay lacks."""
