@@ -49,7 +49,7 @@ def request_of(
     points = [(rows, length) for length in lengths for rows in rows_recorded]
     sharded = setup.engine == "fsdp"
     # FSDP casts what it gathers; with fp32 norms around 4-bit matrices trainers compute under autocast.
-    autocast = (setup.precision == "amp" and not sharded) or setup.kbit_casts
+    autocast = (setup.precision == "amp" and not sharded) or setup.kbit_casts or setup.fp32_stream
     precision = "bf16" if setup.precision == "amp" and sharded else setup.precision
     return {
         "config": dict(architecture),
@@ -57,6 +57,7 @@ def request_of(
         "lora": dict(lora) if setup.method != "full" and lora else None,
         "fp32_adapters": setup.adapter_bytes == 4,
         "fp32_frozen": setup.kbit_casts,
+        "fp32_embedding": setup.fp32_stream,
         "weights": DTYPES[precision],
         "autocast": "bfloat16" if autocast else "",
         "checkpointing": setup.checkpointing,
@@ -81,7 +82,7 @@ def _untraceable(setup: Setup, architecture: Mapping[str, Any]) -> str:
         return "a prefix is planned by formula"
     if setup.quantized not in (None, "nf4", "nf4-single") or setup.quantized_head or setup.keeps_inputs:
         return "these quantized matrices are planned by formula"
-    if setup.fp32_stream or setup.scores_bytes is not None or setup.looped_experts:
+    if (setup.scores_bytes is not None and setup.keeps_scores) or setup.looped_experts:
         return "another release's or trainer's code is planned by formula"
     if setup.fp8 or setup.quantized_gather or setup.quantized_reduce:
         return "8-bit products and exchanges are planned by formula"
