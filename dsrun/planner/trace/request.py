@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from dsrun.planner.gpu_memory import GpuMemory, gpu_memory, untracked_gib
 from dsrun.planner.setup import LOGITS, Setup
+from dsrun.planner.trace.actions import Action
 from dsrun.planner.trace.allocator import AllocatorOptions
 from dsrun.planner.trace.recording import Event, Recording
 from dsrun.planner.trace.replay import Replay, least_capacity, replay
@@ -122,22 +124,27 @@ def traced_memory(
     room: float = math.inf,
     lengths: Sequence[tuple[int, int]] = (),
     options: AllocatorOptions | None = None,
+    optimizer_states: bool = True,
 ) -> GpuMemory:
     """The GPU memory of a setup by its trace, replayed.
 
-    room: bytes for what torch allocates. lengths: (rows, tokens) of the micro batches to be replayed. The terms stay
-    those of the formulas.
+    room: bytes for what torch allocates. lengths: (rows, tokens) of the micro batches to be replayed. optimizer_states:
+    False up to the first step alone. The terms stay those of the formulas.
     """
-    formula = gpu_memory(setup, room=room)
+    formula = gpu_memory(setup, room=room, optimizer_states=optimizer_states)
     # Without room for the flat copy beside the weights it is made by way of the host.
     if not formula.peaks["flat"]:
         setup = setup.changed(flattens_on_gpu=False)
-    steps = list(actions(setup, model.recording, model.events, lengths))
+
+    def replayed(setup: Setup) -> list[Action]:
+        steps = actions(setup, model.recording, model.events, lengths)
+        return list(steps if optimizer_states else takewhile(lambda action: action.key != "step", steps))
+
+    steps = replayed(setup)
     unlimited = replay(steps, options=options)
     needed = unlimited.reserved
     if needed > SAFE * room:
-        without = setup.changed(flattens_on_gpu=False)
-        steps = list(actions(without, model.recording, model.events, lengths))
+        steps = replayed(setup.changed(flattens_on_gpu=False))
         needed = least_capacity(steps, replay(steps, options=options), options)
     return replace(
         formula,
