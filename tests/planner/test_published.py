@@ -266,7 +266,7 @@ def test_allocated_and_nvidia_smi_are_scored_apart():
     both = {**CASE, "metric": "allocated", "measured_gpu_gib": 20, "smi_gib": 30}
     row = scoring.predict(both)
     assert row.error_of("allocated", "dsrun") == row.said["dsrun"] / 20 - 1
-    assert row.smi_error() == row.said_smi_gib / 30 - 1
+    assert row.smi_error() == row.said_smi_gib["dsrun"] / 30 - 1
     alone = scoring.predict({**CASE, "metric": "smi", "measured_gpu_gib": 30})
     assert (alone.error_of("allocated", "dsrun"), alone.smi_error()) == (None, row.smi_error)
     found = scoring.by_class([row, alone])

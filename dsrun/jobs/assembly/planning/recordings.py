@@ -21,7 +21,7 @@ from dsrun.data.cache import cache_root
 from dsrun.errors import DsrunError
 from dsrun.files import json_text, write_atomic
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when a recording is made or read differently: old entries of the cache are then no longer found."""
 PACKAGES = ("torch", "transformers", "peft")
 """The packages whose code is traced."""
