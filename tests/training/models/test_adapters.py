@@ -378,8 +378,8 @@ def test_names_that_peft_takes_for_the_experts():
 
     sizes = {
         "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
-        "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-        "v_head_dim": 8, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8, "num_experts_per_tok": 2,
     }  # fmt: skip
     config = AutoConfig.for_model("deepseek_v3", **{**LLAMA, **sizes, "pad_token_id": 0})
     model = AutoModelForCausalLM.from_config(config)
