@@ -90,10 +90,11 @@ def released() -> Iterator[tuple[str, dict[str, Any]]]:
     for name in model_files.names():
         config, _, named = resolve.config_of(name)
         if named and named.parameters > 4e8:  # cuBLAS's 8 MiB are no share of it
-            size = (named.parameters, name, dict(config))
-            found[config["model_type"]] = min(
-                found.get(config["model_type"], size), size, key=lambda one: one[0]
-            )
+            text = dict(
+                config.get("text_config", config)
+            )  # what stands beside it is no network of the planner's
+            size = (named.parameters, name, text)
+            found[text["model_type"]] = min(found.get(text["model_type"], size), size, key=lambda one: one[0])
     for name, fields in shapes.table().items():
         if "config" in fields:
             found.setdefault(fields["config"]["model_type"], (0, name, dict(fields["config"])))

@@ -174,7 +174,7 @@ def read(case: Mapping[str, Any]) -> Read:
         scores_bytes=SCORES_THEN if case.get("logits") in OLD else None,
         lora_dropout=words.number(case, "lora_dropout") or 0.0 if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
-        overlap_comm=bool(words.switch(case, "overlap")),
+        overlap_comm=stage == 3 if (overlap := words.switch(case, "overlap")) is None else overlap,
         sub_group=_count(case, "sub_group"),
         zero_init=words.switch(case, "zero_init") is not False,
         flattens_on_gpu=False,  # these runs are older
