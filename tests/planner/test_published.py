@@ -268,7 +268,7 @@ def test_allocated_and_nvidia_smi_are_scored_apart():
     assert row.error_of("allocated", "dsrun") == row.said["dsrun"] / 20 - 1
     assert row.smi_error() == row.said_smi_gib["dsrun"] / 30 - 1
     alone = scoring.predict({**CASE, "metric": "smi", "measured_gpu_gib": 30})
-    assert (alone.error_of("allocated", "dsrun"), alone.smi_error()) == (None, row.smi_error)
+    assert (alone.error_of("allocated", "dsrun"), alone.smi_error()) == (None, row.smi_error())
     found = scoring.by_class([row, alone])
     assert [found[name][0].n for name in ("full, ZeRO and FSDP, allocated", "nvidia-smi, all")] == [1, 2]
 
