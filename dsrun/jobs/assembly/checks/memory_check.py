@@ -13,7 +13,7 @@ from dsrun.job.job import FsdpSpec, Job
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.assembly.checks import kernels, optimizers
-from dsrun.jobs.assembly.planning import search, setups, words
+from dsrun.jobs.assembly.planning import search, setups, traced, words
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
@@ -70,6 +70,11 @@ class MemoryRequest:
             return judge(preset, setup, room)
         shares = len(self.devices) // self.parallel.group
         return judge_divided(preset, setup, room, Layout(shares, stage=setup.stage, **asdict(self.parallel)))
+
+    @property
+    def tracer(self) -> traced.Tracer:
+        """The traces of the model that are in the cache."""
+        return traced.tracer_for(self, self.peft, makes=False)
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
         """The free memory of its devices."""
@@ -135,10 +140,11 @@ def planned(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    return search.answer(
+    plans = search.answer(
         base, where, request.presets(base, room),
         recomputed=recomputed, batches=batches, overrides=overrides, never=request.never(machine),
     )  # fmt: skip
+    return traced.retraced(plans, room, request.tracer)[0] if request.parallel.alone else plans
 
 
 def check(
@@ -161,9 +167,10 @@ def check(
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
     plain = request.judged(preset, setup, replace(room, calibration=Calibration()))
-    return request.judged(preset, setup, room), prediction(
-        plain, plan_target.device_name(machine, request.devices)
-    )
+    plan = request.judged(preset, setup, room)
+    if request.parallel.alone:
+        plan = traced.rejudged(plan, room, request.tracer)
+    return plan, prediction(plain, plan_target.device_name(machine, request.devices))
 
 
 def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine) -> dict[str, Size]:
