@@ -22,13 +22,14 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import likeness, memory_text, ranks
+from dsrun.jobs.diagnosis import likeness, ranks
 from dsrun.jobs.diagnosis.exceptions import (
     api_history,
     exception_types,
     language_errors,
     unknown_exceptions,
 )
+from dsrun.jobs.diagnosis.memory import memory_text
 from dsrun.jobs.diagnosis.progress import Steps
 from dsrun.jobs.diagnosis.reading import owners, phases
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
