@@ -104,10 +104,12 @@ class Rule(NamedTuple):
     owner: str
     calls: re.Pattern[str]
     """Of a call as FILE:FUNCTION."""
+    within: re.Pattern[str] | None
+    """Of a call further out, which has to be there as well."""
 
 
-def _rule(owner: str, *calls: str) -> Rule:
-    return Rule(owner, re.compile("|".join(calls)))
+def _rule(owner: str, *calls: str, within: str = "") -> Rule:
+    return Rule(owner, re.compile("|".join(calls)), re.compile(within) if within else None)
 
 
 RULES = (
@@ -116,23 +118,28 @@ RULES = (
           r"/modules/loss\.py:", r"/dsrun/training/(?:loss|models/tiling)\.py:",
           r"cross_entropy\w*\.py:", r":\w*(?:log_?softmax|logprobs?|log_probs|entropy)\w*$"),
     _rule(STATES, r"/optim/.*:_init_group$", r"/bitsandbytes/optim/.*:(?:init_state|get_state_buffer)",
-          r"/deepspeed/.*:(?:initialize_optimizer_states|_create_fp32\w*|create_fp32\w*|_setup_for_real_optimizer)$",
+          r"/deepspeed/.*:(?:initialize_optimizer_states|_create_fp32\w*|create_fp32\w*)$",
+          r"/zero/stage_1_and_2\.py:__init__$", r"/deepspeed/runtime/(?:bf16_|fp16/).*:__init__$",
           r"/deepspeed/ops/.*:(?:step|__init__)$", r"/apex/optimizers/.*:step$"),
     _rule(STEP, r"/optim/.*:(?:\w*step\w*|_(?:single|multi)_tensor_\w+|_fused_\w+|adamw?|sgd)$",
-          r"/optimization\.py:step$", r"/deepspeed/runtime/.*:(?:step|_optimizer_step|unscale_\w+|\w*grad_norm\w*)$", r":clip_grad_\w+$"),
-    _rule(BUCKETS, r"/deepspeed/runtime/.*:\w*(?:ipg|bucket|reduce|average|flatten|gradients?)\w*$",
+          r"/optimization\.py:step$",
+          r"/deepspeed/runtime/.*:(?:step|_optimizer_step|unscale_\w+|\w*grad_norm\w*)$", r":clip_grad_\w+$"),
+    _rule(WEIGHTS, r"/deepspeed/runtime/.*:\w*flatten\w*$", within=r"/zero/stage_1_and_2\.py:__init__$"),
+    _rule(BUCKETS, r"/zero/stage3\.py:_setup_for_real_optimizer$", r"/deepspeed/runtime/.*:\w*(?:ipg|bucket|reduce|average|flatten|gradients?)\w*$",
           r"/coalesced_collectives\.py:", r"/parallel/distributed\.py:(?:__init__|_ddp_init_helper|_build\w*)$",
           r"/fsdp/.*:\w*reduce\w*$", r"/megatron/.*param_and_grad_buffer\.py:"),
     _rule(WEIGHTS, r"/partition_parameters\.py:(?:__init__|_post_init_method|_zero_init\w*|_?partition\w*)$",
-          r"/(?:modeling_utils|core_model_loading|big_modeling)\.py:", r"/safetensors/",
-          r"/accelerate/utils/modeling\.py:", r"/torch/serialization\.py:", r"/bitsandbytes/nn/.*:(?:_quantize|cuda|to)$", r"/model_loader/",
+          r"/(?:core_model_loading|big_modeling)\.py:", r"/safetensors/",
+          r"/accelerate/utils/modeling\.py:", r"/torch/serialization\.py:",
+          r"/bitsandbytes/nn/.*:(?:_quantize|cuda|to)$", r"/model_loader/",
           r"/peft/(?!.*:(?:forward|_call)).*:(?:__init__|update_layer|inject_adapter|_create_and_replace)$",
           r"/nn/modules/module\.py:(?:to|cuda|_apply|convert|half|bfloat16|float|to_empty|load_state_dict|_load\w+)$",
-          r"/nn/modules/.*:__init__$", r":(?:from_pretrained|_configure_distributed_model|_broadcast_model)$"),
+          r"/nn/modules/.*:__init__$", r":(?:from_pretrained|_configure_distributed_model|_broadcast_model|_?load_\w+|_init_weights)$",
+          r"/zero/.*:(?:defragment|_create_fp16_partitions\w*)$"),
     _rule(GATHERED, r"/partition_parameters\.py:", r"/partitioned_param_coordinator\.py:", r"/parameter_offload\.py:",
           r"/fsdp/.*:\w*(?:all_gather|unshard)\w*$", r"/_flat_param\.py:"),
     _rule(OUTPUTS, r"/trainer_pt_utils\.py:", r"/accelerate/utils/operations\.py:\w*(?:gather|pad|concat)\w*$"),
-    _rule(INPUTS, r":(?:_prepare_inputs?|send_to_device|pin_memory|\w*collat\w*)$"),
+    _rule(INPUTS, r"/dsrun/training/data/", r":(?:_prepare_inputs?|send_to_device|pin_memory|\w*collat\w*)$"),
     _rule(GRADIENTS, r":_engine_run_backward$", r":backward$",
           r":torch::autograd::(?:Engine|AccumulateGrad|generated)"),
 )  # fmt: skip
@@ -154,6 +161,11 @@ class Call(NamedTuple):
     line: int
     function: str
 
+    @property
+    def text(self) -> str:
+        """File and function, as a rule's patterns have it."""
+        return f"{self.file}:{self.function}"
+
 
 def calls_of(frames: Any) -> tuple[Call, ...]:
     """The calls of a snapshot's stack, the innermost first; what is no call is left out."""
@@ -173,9 +185,10 @@ def calls_of(frames: Any) -> tuple[Call, ...]:
 def owner_of(calls: Sequence[Call]) -> str:
     """The owner of what these calls allocated."""
     for number, call in enumerate(calls):
-        text = f"{call.file}:{call.function}"
         for rule in RULES:
-            if rule.calls.search(text):
+            if rule.calls.search(call.text) and (
+                rule.within is None or any(rule.within.search(outer.text) for outer in calls[number + 1 :])
+            ):
                 return rule.owner
         if call.function == FORWARD:
             return LOGITS if _is_head(calls, number) else ACTIVATIONS
@@ -231,10 +244,11 @@ def divide(
                 continue
             allocated += size
             inside = tensors[bisect_left(starts, address) : bisect_right(starts, address + size - 1)]
-            if inside:
+            owner, place = stacks.of(block.get("frames") or _older(block))
+            # That a graph has saved a tensor doesn't say what it is: its calls may.
+            if inside and (owner != LOGITS or inside[0].owner != ACTIVATIONS):
                 _give(inside, size, sizes)
                 continue
-            owner, place = stacks.of(block.get("frames") or _older(block))
             if owner == UNKNOWN and not place and has_stacks:
                 owner = GRADIENTS  # backward runs in threads of its own, which have no calls of Python's
             sizes[owner, place] += size
@@ -286,7 +300,7 @@ def _owners(sizes: Mapping[tuple[str, str], int]) -> tuple[OwnedMemory, ...]:
 
 
 def _largest(parts: Mapping[str, int]) -> tuple[MemoryPart, ...]:
-    named = sorted((item for item in parts.items() if item[0]), key=lambda item: -item[1])
+    named = sorted((item for item in parts.items() if all(item)), key=lambda item: -item[1])
     return tuple(MemoryPart(name, size / GIB) for name, size in named[:MOST_PARTS])
 
 

@@ -97,11 +97,7 @@ class _Machine:
                 at += LENGTHS[code]
                 part = self._take(at, size)
                 at += size
-                stack.append(
-                    int.from_bytes(part, "little", signed=True)
-                    if code in LONGS
-                    else str(part, "utf-8", "surrogatepass")
-                )
+                stack.append(_long(part) if code in LONGS else str(part, "utf-8", "surrogatepass"))
             elif code in CONSTANTS:
                 stack.append(CONSTANTS[code])
             elif code in EMPTY:
@@ -150,7 +146,8 @@ class _Machine:
         """Put values from the stack into a container. Raises DsrunError for an operation that data don't need."""
         stack = self.stack
         if code in TUPLES:
-            first = self.marks.pop() if TUPLES[code] is None else len(stack) - TUPLES[code]
+            size = TUPLES[code]
+            first = self.marks.pop() if size is None else len(stack) - size
             if first < 0:
                 raise IndexError("too few values for a tuple")
             items = stack[first:]
@@ -178,7 +175,8 @@ class _Machine:
 
     def _is_left_out(self, item: Any) -> bool:
         freed = self._passes(item) if self._passes and type(item) is dict else None
-        self._gathered -= freed or 0
+        if freed is not None:
+            self._gathered -= freed
         return freed is not None
 
     def _marked(self) -> list[Any]:
@@ -213,6 +211,10 @@ def _named(code: int) -> str:
     import pickletools
 
     return next((one.name for one in pickletools.opcodes if ord(one.code) == code), f"operation {code}")
+
+
+def _long(part: bytes) -> int:
+    return int.from_bytes(part, "little", signed=True)
 
 
 def _into(container: Any, kind: type) -> Any:

@@ -21,7 +21,7 @@ from dsrun.job.memory_division import (
     OwnedMemory,
 )
 
-HOLES, OTHERS = "holes", "other processes"
+HOLES, OTHERS, HOST = "holes", "other processes and CUDA itself", "host"
 CHINESE = {
     WEIGHTS: "权重", GRADIENTS: "梯度", STATES: "优化器状态", ACTIVATIONS: "激活值", LOGITS: "logits 与损失",
     BUCKETS: "通信桶", GATHERED: "聚集的权重", STEP: "优化器步骤的临时量", CACHE: "KV 缓存", OUTPUTS: "保留的输出",
@@ -65,15 +65,16 @@ REMEDIES = {
         "融合的优化器，或分块更新（foreach=False；stage 3 时更小的 sub_group_size）",
     ),
     CACHE: (
-        "fewer or shorter answers at once, a smaller share for the cache (vLLM: gpu_memory_utilization, max_model_len), "
-        "or use_cache=False while training",
-        "减少同时生成的条数或长度，减小缓存的份额（vLLM：gpu_memory_utilization、max_model_len），训练时 use_cache=False",
+        "fewer or shorter answers at once, a smaller share for it (vLLM: gpu_memory_utilization, max_model_len), "
+        "or while training use_cache=False",
+        "减少同时生成的条数或长度，减小缓存的份额（vLLM：gpu_memory_utilization、max_model_len），训练时 "
+        "use_cache=False",
     ),
     OUTPUTS: (
-        "outputs of an evaluation moved to the host more often (eval_accumulation_steps), or only what the metric needs "
-        "(preprocess_logits_for_metrics, prediction_loss_only)",
-        "更常把评估的输出移到主机（eval_accumulation_steps），或只保留指标所需（preprocess_logits_for_metrics、"
-        "prediction_loss_only）",
+        "outputs of an evaluation moved to the host more often (eval_accumulation_steps), or only what the metric "
+        "needs (preprocess_logits_for_metrics, prediction_loss_only)",
+        "更常把评估的输出移到主机（eval_accumulation_steps），或只保留指标所需"
+        "（preprocess_logits_for_metrics、prediction_loss_only）",
     ),
     INPUTS: ("a smaller micro batch, or shorter examples", "更小的 micro batch，或更短的样本"),
     HOLES: (
@@ -90,7 +91,8 @@ CUDA_GIB = 2.0
 """GiB that CUDA and NCCL may take themselves: more is other processes'."""
 MORE_THAN_PLANNED = 0.25
 """GiB beyond the plan from which an owner is said to be above it."""
-MOST_OWNERS = 8
+MOST_OWNERS, SHOWN = 8, 0.001
+"""Owners that are listed, and the share of what is in use from which one without a plan is."""
 
 
 def suspect(division: MemoryDivision) -> str:
@@ -117,46 +119,68 @@ def above_plan(owners: Sequence[OwnedMemory]) -> OwnedMemory | None:
 
 
 def headline(division: MemoryDivision, chinese: bool) -> str:
-    """The owner that decided, in a sentence; empty where nothing is known."""
+    """The owner that decided, and where it failed, in a sentence or two; empty where nothing is known."""
+    text = _of_ranks(division, chinese) if division.place == HOST else _of_owner(division, chinese)
+    facts = [fact for fact in (division.when, division.failed_in) if fact]
+    if text and facts:
+        text += f"失败处：{'，'.join(facts)}。" if chinese else f" It failed here: {', in '.join(facts)}."
+    return text
+
+
+def _of_owner(division: MemoryDivision, chinese: bool) -> str:
     owner = suspect(division)
-    name, where = _name(owner, chinese), _where(division, chinese)
+    name = _name(owner, chinese)
     if owner == HOLES:
-        size, largest = division.holes_gib or 0.0, division.largest_hole_gib or 0.0
+        holes, largest = size(division.holes_gib), size(division.largest_hole_gib)
         if chinese:
-            return f"{size:.2f} GiB 是空洞，最大的 {largest:.2f} GiB：够大，但不连续。"
-        return f"{size:.2f} GiB are holes, the largest of {largest:.2f} GiB: enough, and not in one piece."
+            return f"{holes} 是空洞，最大的 {largest}：够大，但不连续。"
+        return f"{holes} are holes, the largest of {largest}: enough, and not in one piece."
     if owner == OTHERS:
-        size = division.others_gib or 0.0
-        return (
-            f"{name}占 {size:.1f} GiB。"
-            if chinese
-            else f"Other processes and CUDA itself have {size:.1f} GiB."
-        )
+        others = size(division.others_gib)
+        return f"{name}占 {others}。" if chinese else f"Other processes and CUDA itself have {others}."
     owned = next((one for one in division.owners if one.owner == owner), None)
     if owned is None:
         return ""
-    planned = owned.planned_gib
-    if planned is not None and above_plan(division.owners) is owned:
-        if chinese:
-            return f"计划 {planned:.2f} GiB，实际 {owned.gib:.2f} GiB：{name}{where}。"
-        return f"Planned {planned:.2f} GiB, is {owned.gib:.2f}: {name}{where}."
-    whole = sum(one.gib for one in division.owners)
-    share = f"{owned.gib / whole:.0%}" if whole else ""
+    if owned is above_plan(division.owners):
+        planned, is_now = size(owned.planned_gib), size(owned.gib)
+        return (
+            f"计划 {planned}，实际 {is_now}：{name}。"
+            if chinese
+            else f"Planned {planned}, is {is_now}: {name}."
+        )
+    share = f"{owned.gib / sum(one.gib for one in division.owners):.0%}"
     if chinese:
-        return f"占用最多的是{name}：{owned.gib:.2f} GiB，为已用的 {share}{where}。"
-    return f"Most of what was in use are {name}: {owned.gib:.2f} GiB, {share}{where}."
+        return f"占用最多的是{name}：{size(owned.gib)}，为已用的 {share}。"
+    return f"Most of what was in use are {name}: {size(owned.gib)}, {share}."
+
+
+def _of_ranks(division: MemoryDivision, chinese: bool) -> str:
+    held = size(sum(one.gib for one in division.owners))
+    planned = size(sum(part.gib for part in division.planned))
+    left, whole = size(division.free_gib), size(division.total_gib)
+    if chinese:
+        plan = f"计划 {planned}，" if division.planned else ""
+        return f"{plan}各进程最后占用主机内存 {held}；最少时主机剩余 {left}，共 {whole}。"
+    plan = f"Planned {planned}; the" if division.planned else "The"
+    return f"{plan} ranks had {held} of the host's memory last, and at least {left} of {whole} were left."
+
+
+def size(gib: float | None) -> str:
+    """A size of memory, with its unit."""
+    gib = gib or 0.0
+    return f"{gib:.2f} GiB" if gib >= 0.1 else f"{gib * 1024:.1f} MiB"
 
 
 def failure(division: MemoryDivision, chinese: bool) -> str:
     """What a snapshot says of the allocation that failed, and of the whole."""
-    reserved, allocated = division.reserved_gib or 0.0, division.allocated_gib or 0.0
+    reserved, allocated = size(division.reserved_gib), size(division.allocated_gib)
     if chinese:
-        state = f"PyTorch 已保留 {reserved:.2f} GiB，已用 {allocated:.2f} GiB"
+        state = f"PyTorch 已保留 {reserved}，已用 {allocated}"
         if division.requested_gib is None:
             return f"快照中没有失败的分配；{state}。"
         later = f"；快照晚于失败（其间有 {division.later} 次分配与释放）" if division.later else ""
-        return f"GPU {division.device} 分配 {division.requested_gib:.2f} GiB 失败；{state}{later}。"
-    state = f"PyTorch had reserved {reserved:.2f} GiB, of which {allocated:.2f} GiB were in use"
+        return f"GPU {division.device} 分配 {size(division.requested_gib)} 失败；{state}{later}。"
+    state = f"PyTorch had reserved {reserved}, of which {allocated} were in use"
     if division.requested_gib is None:
         return f"No allocation failed in this snapshot of GPU {division.device}; {state}."
     later = (
@@ -164,9 +188,7 @@ def failure(division: MemoryDivision, chinese: bool) -> str:
         if division.later
         else ""
     )
-    return (
-        f"An allocation of {division.requested_gib:.2f} GiB on GPU {division.device} failed; {state}{later}."
-    )
+    return f"An allocation of {size(division.requested_gib)} on GPU {division.device} failed; {state}{later}."
 
 
 def how_to_record(has_stacks: bool, chinese: bool) -> str:
@@ -179,12 +201,6 @@ def how_to_record(has_stacks: bool, chinese: bool) -> str:
         if chinese
         else f"The snapshot has no stacks: call {call} before anything is allocated."
     )
-
-
-def _where(division: MemoryDivision, chinese: bool) -> str:
-    """What the job was doing, in brackets; empty where that isn't known."""
-    facts = [fact for fact in (division.when, division.failed_in) if fact]
-    return (f"（{'，'.join(facts)}）" if chinese else f" ({', in '.join(facts)})") if facts else ""
 
 
 def remedy(division: MemoryDivision, chinese: bool) -> str:
@@ -205,32 +221,27 @@ def _name(owner: str, chinese: bool) -> str:
 
 def rows(division: MemoryDivision, chinese: bool) -> list[str]:
     """A line for each owner, the largest first, with what was planned and its parts; then what nobody had in use."""
+    words = ("计划", "最大", "空闲", "共") if chinese else ("planned", "the largest", "free", "of")
+    plan, largest, free, of = words
     lines = []
+    whole = sum(one.gib for one in division.owners)
     for one in division.owners[:MOST_OWNERS]:
-        planned = "" if one.planned_gib is None else (
-            f"，计划 {one.planned_gib:.2f}" if chinese else f", planned {one.planned_gib:.2f}"
-        )  # fmt: skip
-        parts = "; ".join(f"{part.name} {part.gib:.2f}" for part in one.parts[:3])
+        if one.gib < SHOWN * whole and one.planned_gib is None:
+            continue
+        planned = "" if one.planned_gib is None else f", {plan} {size(one.planned_gib)}"
+        parts = "; ".join(f"{part.name} {size(part.gib)}" for part in one.parts[:3])
         lines.append(
-            f"{_name(one.owner, chinese)} {one.gib:.2f} GiB{planned}" + (f" ({parts})" if parts else "")
+            f"{_name(one.owner, chinese)} {size(one.gib)}{planned}" + (f" ({parts})" if parts else "")
         )
     if division.planned:
-        terms = "; ".join(f"{part.name} {part.gib:.2f}" for part in division.planned[:4])
-        whole = sum(part.gib for part in division.planned)
-        lines.append(f"计划 {whole:.2f} GiB（{terms}）" if chinese else f"planned {whole:.2f} GiB ({terms})")
+        terms = "; ".join(f"{part.name} {size(part.gib)}" for part in division.planned[:4])
+        lines.append(f"{plan} {size(sum(part.gib for part in division.planned))} ({terms})")
     if division.holes_gib is not None:
-        largest = division.largest_hole_gib or 0.0
-        holes = f"{division.holes_gib:.2f} GiB"
-        lines.append(
-            f"空洞 {holes}，最大 {largest:.2f}" if chinese else f"holes {holes}, the largest {largest:.2f}"
-        )
+        holes = f"{_name(HOLES, chinese)} {size(division.holes_gib)}"
+        lines.append(f"{holes}, {largest} {size(division.largest_hole_gib)}")
     if division.others_gib is not None:
-        lines.append(f"{_name(OTHERS, chinese)} {division.others_gib:.2f} GiB" if chinese else
-                     f"other processes and CUDA itself {division.others_gib:.2f} GiB")  # fmt: skip
+        lines.append(f"{_name(OTHERS, chinese)} {size(division.others_gib)}")
     if division.free_gib is not None:
-        free = f"{division.free_gib:.2f}"
-        of = "" if division.total_gib is None else (
-            f"，共 {division.total_gib:.2f}" if chinese else f" of {division.total_gib:.2f}"
-        )  # fmt: skip
-        lines.append(f"空闲 {free} GiB{of}" if chinese else f"free {free} GiB{of}")
+        total = "" if division.total_gib is None else f" {of} {size(division.total_gib)}"
+        lines.append(f"{free} {size(division.free_gib)}{total}")
     return lines

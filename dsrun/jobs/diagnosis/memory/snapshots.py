@@ -96,16 +96,15 @@ def _snapshot(content: Mapping[str, Any], history: _History) -> Snapshot:
     reserved = Counter[int]()
     for segment in segments:
         reserved[segment.get("device", 0)] += segment["total_size"]
-    by_device = [
+    failures: list[tuple[int, Mapping[str, Any]]] = [
         (device, event)
         for device, events in enumerate(content.get("device_traces") or ())
         for event in events
         if event.get(EVENT) == FAILED
     ]
-    # Several failures: an allocator that failed freed what it could and was asked again.
-    device, event = max(by_device, key=lambda item: item[1].get("time_us", 0), default=(None, {}))
-    if device is None:
-        device = max(reserved, key=lambda one: reserved[one], default=0)
+    fullest = max(reserved, key=lambda one: reserved[one], default=0)
+    # The last one: an allocator that fails frees what it can, and may be asked again.
+    device, event = max(failures, key=lambda failure: failure[1].get("time_us", 0), default=(fullest, {}))
     free = event.get("device_free")
     division = divide(
         content, device, requested_gib=event["size"] / GIB if event else None,
