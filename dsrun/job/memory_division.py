@@ -125,7 +125,8 @@ RULES = (
           r"/optimization\.py:step$",
           r"/deepspeed/runtime/.*:(?:step|_optimizer_step|unscale_\w+|\w*grad_norm\w*)$", r":clip_grad_\w+$"),
     _rule(WEIGHTS, r"/deepspeed/runtime/.*:\w*flatten\w*$", within=r"/zero/stage_1_and_2\.py:__init__$"),
-    _rule(BUCKETS, r"/zero/stage3\.py:_setup_for_real_optimizer$", r"/deepspeed/runtime/.*:\w*(?:ipg|bucket|reduce|average|flatten|gradients?)\w*$",
+    _rule(BUCKETS, r"/zero/stage3\.py:_setup_for_real_optimizer$",
+          r"/deepspeed/runtime/.*:\w*(?:ipg|bucket|reduce|average|flatten|gradients?)\w*$",
           r"/coalesced_collectives\.py:", r"/parallel/distributed\.py:(?:__init__|_ddp_init_helper|_build\w*)$",
           r"/fsdp/.*:\w*reduce\w*$", r"/megatron/.*param_and_grad_buffer\.py:"),
     _rule(WEIGHTS, r"/partition_parameters\.py:(?:__init__|_post_init_method|_zero_init\w*|_?partition\w*)$",
@@ -134,7 +135,8 @@ RULES = (
           r"/bitsandbytes/nn/.*:(?:_quantize|cuda|to)$", r"/model_loader/",
           r"/peft/(?!.*:(?:forward|_call)).*:(?:__init__|update_layer|inject_adapter|_create_and_replace)$",
           r"/nn/modules/module\.py:(?:to|cuda|_apply|convert|half|bfloat16|float|to_empty|load_state_dict|_load\w+)$",
-          r"/nn/modules/.*:__init__$", r":(?:from_pretrained|_configure_distributed_model|_broadcast_model|_?load_\w+|_init_weights)$",
+          r"/nn/modules/.*:__init__$",
+          r":(?:from_pretrained|_configure_distributed_model|_broadcast_model|_?load_\w+|_init_weights)$",
           r"/zero/.*:(?:defragment|_create_fp16_partitions\w*)$"),
     _rule(GATHERED, r"/partition_parameters\.py:", r"/partitioned_param_coordinator\.py:", r"/parameter_offload\.py:",
           r"/fsdp/.*:\w*(?:all_gather|unshard)\w*$", r"/_flat_param\.py:"),
@@ -245,8 +247,8 @@ def divide(
             allocated += size
             inside = tensors[bisect_left(starts, address) : bisect_right(starts, address + size - 1)]
             owner, place = stacks.of(block.get("frames") or _older(block))
-            # That a graph has saved a tensor doesn't say what it is: its calls may.
-            if inside and (owner != LOGITS or inside[0].owner != ACTIVATIONS):
+            # That a graph has saved a tensor doesn't say what it is (logits, a gathered weight): its calls may.
+            if inside and (inside[0].owner != ACTIVATIONS or owner in (ACTIVATIONS, UNKNOWN)):
                 _give(inside, size, sizes)
                 continue
             if owner == UNKNOWN and not place and has_stacks:

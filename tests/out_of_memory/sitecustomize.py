@@ -6,6 +6,7 @@ optimizer steps fails as torch's does. Everything else is the rank's own: model,
 is also written into the folder OUT_OF_MEMORY_SNAPSHOTS, as torch's _dump_snapshot does.
 """
 
+import functools
 import gc
 import os
 import pickle
@@ -33,28 +34,41 @@ def install() -> None:
     from torch.utils._pytree import tree_iter
 
     step, function = os.environ["OUT_OF_MEMORY"].split()
-    blocks: dict[int, tuple[int, list]] = {}
+    blocks: dict[int, tuple[weakref.ref, list]] = {}
     steps, failed = [0], []
 
-    def forget(address: int) -> None:
-        blocks.pop(address, None)
+    def drop(number: int, _: weakref.ref) -> None:
+        blocks.pop(number, None)
+
+    def held() -> list[tuple[int, int, list]]:
+        """Address, size and calls of the blocks that are still there: a storage may have been emptied."""
+        there = [(storage(), frames) for storage, frames in blocks.values()]
+        return sorted(
+            (
+                (one.data_ptr(), one.nbytes(), frames)
+                for one, frames in there
+                if one is not None and one.nbytes()
+            ),
+            key=lambda block: block[0],
+        )
 
     class Recording(TorchDispatchMode):
         def __torch_dispatch__(self, call, types, args=(), kwargs=None):
             result = call(*args, **(kwargs or {}))
-            for tensor in tree_iter(result):
+            for made in tree_iter(result):
+                tensor = getattr(made, "_local_tensor", made)  # a DTensor's
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-                    continue  # a DTensor, say: what it is made of comes by itself
+                    continue  # what a wrapper is made of comes by itself
                 storage = tensor.untyped_storage()
-                if not storage.nbytes() or is_fake(tensor) or storage.data_ptr() in blocks:
+                if is_fake(tensor) or not storage.nbytes() or storage._cdata in blocks:
                     continue
                 stack = traceback.extract_stack(sys._getframe(1))[::-1]
                 frames = [{"filename": one.filename, "line": one.lineno, "name": one.name} for one in stack]
                 if steps[0] >= int(step) and any(frame.name == function for frame in stack):
                     failed.append({"action": "oom", "size": REQUESTED, "device_free": FREE, "frames": frames})
                     raise torch.OutOfMemoryError(WORDS)
-                blocks[storage.data_ptr()] = (storage.nbytes(), frames)
-                weakref.finalize(storage, forget, storage.data_ptr())
+                forget = functools.partial(drop, storage._cdata)
+                blocks[storage._cdata] = (weakref.ref(storage, forget), frames)
             return result
 
     class StandIn:
@@ -65,10 +79,9 @@ def install() -> None:
             self.mode.__enter__()
 
         def free_and_total(self) -> tuple[int, int]:
-            return FREE, FREE + HOLE + sum(size for size, _ in blocks.values())
+            return FREE, FREE + HOLE + sum(size for _, size, _ in held())
 
         def snapshot(self) -> dict:
-            held = sorted(blocks.items())
             listed = [
                 {
                     "address": address,
@@ -77,12 +90,12 @@ def install() -> None:
                     "state": "active_allocated",
                     "frames": frames,
                 }
-                for address, (size, frames) in held
+                for address, size, frames in held()
             ]
             listed.append(
                 {"address": 0, "size": HOLE, "requested_size": 0, "state": "inactive", "frames": []}
             )
-            whole = sum(size for _, (size, _) in held)
+            whole = sum(size for _, size, _ in held())
             segment = {
                 "device": 0, "address": 0, "total_size": whole + HOLE, "allocated_size": whole, "active_size": whole,
                 "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0), "blocks": listed,

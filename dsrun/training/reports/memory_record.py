@@ -138,7 +138,7 @@ def known_tensors(held: Held) -> Iterator[Named]:
         return
     model = getattr(held.engine, "module", None) or held.model
     layers: dict[int, str] = {}
-    for name, weight in model.named_parameters():
+    for name, weight in (*model.named_parameters(), *_of_fsdp(model, "sharded_param")):
         layers[id(weight)] = layer = layer_of(name)
         yield WEIGHTS, layer, weight
         if (shard := getattr(weight, "ds_tensor", None)) is not None:  # a rank's part under ZeRO-3
@@ -227,7 +227,10 @@ def saved_tensors(held: Held, trace: TracebackType | None) -> Iterator[Named]:
     if held.model is None:
         return
     model = getattr(held.engine, "module", None) or held.model
-    layers = {id(weight): layer_of(name) for name, weight in model.named_parameters()}
+    layers = {
+        id(weight): layer_of(name)
+        for name, weight in (*model.named_parameters(), *_of_fsdp(model, "_unsharded_param"))
+    }
     roots = [
         value.grad_fn
         for frame, _ in _frames(trace)
@@ -248,6 +251,18 @@ def saved_tensors(held: Held, trace: TracebackType | None) -> Iterator[Named]:
             if id(tensor) not in layers:
                 yield ACTIVATIONS, layer, tensor
         waiting += [(one, layer) for one in following]
+
+
+def _of_fsdp(model: Any, form: str) -> Iterator[tuple[str, Any]]:
+    """The weights of a form that FSDP keeps, with their names: the model shows either shards or gathered weights, the
+    optimizer steps the former, and the graph has the latter."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for module in model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        for weight in getattr(getattr(state, "_fsdp_param_group", None), "fsdp_params", ()):
+            place = weight._module_info
+            if (tensor := getattr(weight, form, None)) is not None:
+                yield f"{names.get(id(place.module), '')}.{place.param_name}", tensor
 
 
 def _through_views(nodes: Iterable[Any]) -> Iterator[Any]:

@@ -112,7 +112,7 @@ class _Machine:
                 end = data.find(b"\n", at)
                 if end < 0:
                     raise ValueError("a line without an end")
-                self._line(code, data[at:end].decode("utf-8"))
+                self._line(code, data[at:end])
                 at = end + 1
             elif code == 0x2E:  # STOP
                 return True
@@ -127,10 +127,11 @@ class _Machine:
             raise ValueError("the file ends within a value")
         return part
 
-    def _line(self, code: int, text: str) -> None:
+    def _line(self, code: int, line: bytes) -> None:
         """An operation of protocol 0, whose argument is a line."""
+        text = str(line, "raw-unicode-escape")
         if code == 0x56:  # UNICODE
-            self.stack.append(text.encode("ascii").decode("raw-unicode-escape"))
+            self.stack.append(text)
         elif code == 0x46:  # FLOAT
             self.stack.append(float(text))
         elif code == 0x70:  # PUT
