@@ -98,7 +98,7 @@ class MemoryDivision:
     """The plan's terms for a host, the largest first."""
 
 
-class Rule(NamedTuple):
+class OwnerRule(NamedTuple):
     """Calls that show an owner."""
 
     owner: str
@@ -108,8 +108,8 @@ class Rule(NamedTuple):
     """Of a call further out, which has to be there as well."""
 
 
-def _rule(owner: str, *calls: str, within: str = "") -> Rule:
-    return Rule(owner, re.compile("|".join(calls)), re.compile(within) if within else None)
+def _rule(owner: str, *calls: str, within: str = "") -> OwnerRule:
+    return OwnerRule(owner, re.compile("|".join(calls)), re.compile(within) if within else None)
 
 
 RULES = (
@@ -156,7 +156,7 @@ LIBRARY = re.compile(
 """Files whose calls are no place worth naming."""
 
 
-class Call(NamedTuple):
+class StackCall(NamedTuple):
     """A call of a block's stack."""
 
     file: str
@@ -169,12 +169,12 @@ class Call(NamedTuple):
         return f"{self.file}:{self.function}"
 
 
-def calls_of(frames: Any) -> tuple[Call, ...]:
+def calls_of(frames: Any) -> tuple[StackCall, ...]:
     """The calls of a snapshot's stack, the innermost first; what is no call is left out."""
     if not isinstance(frames, list | tuple):
         return ()
     return tuple(
-        Call(
+        StackCall(
             str(frame.get("filename", "")).replace("\\", "/"),
             _whole(frame.get("line")),
             str(frame.get("name", "")),
@@ -184,7 +184,7 @@ def calls_of(frames: Any) -> tuple[Call, ...]:
     )
 
 
-def owner_of(calls: Sequence[Call]) -> str:
+def owner_of(calls: Sequence[StackCall]) -> str:
     """The owner of what these calls allocated."""
     for number, call in enumerate(calls):
         for rule in RULES:
@@ -197,13 +197,13 @@ def owner_of(calls: Sequence[Call]) -> str:
     return UNKNOWN
 
 
-def _is_head(calls: Sequence[Call], innermost: int) -> bool:
+def _is_head(calls: Sequence[StackCall], innermost: int) -> bool:
     """Whether a model's outermost module computes with a linear layer of its own: from hidden states to logits."""
     models = [call for call in calls[innermost:] if call.function == FORWARD and MODEL_FILE.search(call.file)]
     return len(models) == 1 and any(LINEAR.search(call.file) for call in calls[innermost:])
 
 
-def place_of(calls: Sequence[Call]) -> str:
+def place_of(calls: Sequence[StackCall]) -> str:
     """The innermost call outside of torch, as FILE:LINE FUNCTION; empty without any."""
     call = next((call for call in calls if not LIBRARY.search(call.file)), None)
     call = call or next((call for call in calls if call.file.endswith(".py")), None)
@@ -214,7 +214,7 @@ class _Stacks:
     """Owner and place of stacks: many blocks have the same one."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Call, ...], tuple[str, str]] = {}
+        self._known: dict[tuple[StackCall, ...], tuple[str, str]] = {}
 
     def of(self, frames: Any) -> tuple[str, str]:
         calls = calls_of(frames)

@@ -65,7 +65,7 @@ class WorkerGroup:
         ram = host_ram()
         self._least_ram, self._total_ram = ram.available, ram.total
         self._resident: dict[int, int] = {}
-        """Bytes that each rank had resident when it was looked at last."""
+        """Most bytes that each rank was seen to have resident."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], master: tuple[str, int]) -> None:
         """Start the launcher in a session of its own. master: address and port that the ranks meet at."""
@@ -98,10 +98,11 @@ class WorkerGroup:
         """Note what each rank's process has resident."""
         for rank, pid in self.ranks.living().items():
             with contextlib.suppress(psutil.Error):
-                self._resident[rank] = psutil.Process(pid).memory_info().rss
+                resident = psutil.Process(pid).memory_info().rss
+                self._resident[rank] = max(self._resident.get(rank, 0), resident)
 
     def _keep_resident(self, ooms: int) -> None:
-        """Write down what the ranks had last, beside the host's memory: a rank that is killed can't say it."""
+        """Write down what the ranks had at most, beside the host's memory: a rank that is killed can't say it."""
         seen = {
             "resident": self._resident, "least_ram_bytes": self._least_ram, "ram_bytes": self._total_ram, "ooms": ooms,
         }  # fmt: skip

@@ -34,7 +34,7 @@ NUMBERED = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 """A layer in a parameter's name: up to its first number."""
 
 
-class Allocator(Protocol):
+class DeviceAllocator(Protocol):
     """What is asked of torch's allocator of a device."""
 
     device: torch.device
@@ -56,21 +56,21 @@ class CudaAllocator:
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def record(self) -> None:
-        """See Allocator."""
+        """See DeviceAllocator."""
         torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
 
     def snapshot(self) -> Mapping[str, Any]:
-        """See Allocator."""
+        """See DeviceAllocator."""
         taken: Mapping[str, Any] = torch.cuda.memory._snapshot()
         return taken
 
     def free_and_total(self) -> tuple[int, int]:
-        """See Allocator."""
+        """See DeviceAllocator."""
         free, total = torch.cuda.mem_get_info(self.device)
         return int(free), int(total)
 
 
-def allocator() -> Allocator | None:
+def allocator() -> DeviceAllocator | None:
     """The allocator of this rank's GPU; None on a CPU, where memory has no owner that could be asked."""
     return CudaAllocator() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -99,7 +99,7 @@ def kept(report: Report) -> Iterator[Held]:
         raise
 
 
-def _write(report: Report, source: Allocator, held: Held, error: BaseException) -> None:
+def _write(report: Report, source: DeviceAllocator, held: Held, error: BaseException) -> None:
     """Write the record. Whatever goes wrong with it is logged: the error itself has to be told."""
     try:
         modules = dict(held.model.named_modules()) if held.model is not None else {}
@@ -211,7 +211,7 @@ def failed_in(modules: Mapping[str, Any], trace: TracebackType | None) -> str:
     inner, calls = "", []
     for frame, line in _frames(trace):
         inner = names.get(id(frame.f_locals.get("self")), "") or inner
-        calls.append(memory_division.Call(frame.f_code.co_filename, line, frame.f_code.co_name))
+        calls.append(memory_division.StackCall(frame.f_code.co_filename, line, frame.f_code.co_name))
     place = memory_division.place_of(calls[::-1])
     return f"{inner} ({place})" if inner and place else inner or place
 

@@ -160,9 +160,9 @@ def _of_ranks(division: MemoryDivision, chinese: bool) -> str:
     left, whole = size(division.free_gib), size(division.total_gib)
     if chinese:
         plan = f"计划 {planned}，" if division.planned else ""
-        return f"{plan}各进程最后占用主机内存 {held}；最少时主机剩余 {left}，共 {whole}。"
+        return f"{plan}各进程最多占用主机内存 {held}；最少时主机剩余 {left}，共 {whole}。"
     plan = f"Planned {planned}; the" if division.planned else "The"
-    return f"{plan} ranks had {held} of the host's memory last, and at least {left} of {whole} were left."
+    return f"{plan} ranks had up to {held} of the host's memory, and at least {left} of {whole} were left."
 
 
 def size(gib: float | None) -> str:
