@@ -71,6 +71,7 @@ LITGPT_DROPOUT = 0.05
 """lora_dropout in its config_hub."""
 # What a case doesn't say.
 USUAL: dict[str, tuple[int, str]] = {
+    "ep": (1, ""),
     "seq_len": (128, "the sources that don't say classify short texts"),
     "lora_r": (8, "PEFT's default (LoraConfig.r)"),
     "reduce_bucket": (500_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
@@ -125,8 +126,10 @@ def read(case: Mapping[str, Any]) -> Read:
     """The set-up of a case. Raises UnreadableError, for a word that isn't in the language an UnknownWordError."""
     notes: list[str] = []
     words.check(case, notes)
-    if int(case.get("ep") or 1) > 1:
-        raise UnreadableError("its experts are divided over ranks, which the planner doesn't model")
+    if (words.number(case, "tp") or 1) > 1:
+        raise UnreadableError(
+            "its matrices are divided over ranks beside its experts, which dsrun doesn't do"
+        )
     shape = _shape(case, notes)
     engine, stage = _strategy(case, notes)
     with_lora = bool(words.switch(case, "lora"))
@@ -142,6 +145,7 @@ def read(case: Mapping[str, Any]) -> Read:
         shape=shape,
         gpus=_count(case, "gpus", notes),
         nodes=_count(case, "nodes"),
+        ep=_count(case, "ep"),
         engine=engine,
         stage=stage,
         optimizer_device=optimizer_device,

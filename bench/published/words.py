@@ -18,7 +18,8 @@ from dsrun import catalog
 from dsrun.planner import gpus
 
 TEXTS = (
-    "id", "source", "published_as", "model", "notes", "hold", "outside", "host_kind", "host_metric", "assumed",
+    "id", "source", "published_as", "model", "catalogue", "notes", "hold", "outside", "host_kind", "host_metric",
+    "assumed",
 )  # fmt: skip
 """Fields with a text, or a list of texts, that no prediction depends on but through what shapes.find knows."""
 SWITCHES = (
@@ -27,9 +28,9 @@ SWITCHES = (
     "attention_dropout",
 )  # fmt: skip
 NUMBERS = (
-    "params", "gpus", "nodes", "gpu_mem_gib", "seq_len", "micro_batch", "ga", "lora_r", "lora_dropout",
-    "reduce_bucket", "sub_group", "measured_gpu_gib", "smi_gib", "s_it", "samples_s", "tok_s_gpu", "host_ram_gib",
-    "steady_gib", "mfu", "hours", "oom_alloc_gib", "oom_tried_gib", "oom_unused_gib", "retained_logits",
+    "params", "layers", "gpus", "nodes", "ep", "tp", "gpu_mem_gib", "seq_len", "micro_batch", "ga", "lora_r",
+    "lora_dropout", "reduce_bucket", "sub_group", "measured_gpu_gib", "smi_gib", "s_it", "samples_s", "tok_s_gpu",
+    "host_ram_gib", "steady_gib", "mfu", "hours", "oom_alloc_gib", "oom_tried_gib", "oom_unused_gib", "retained_logits",
 )  # fmt: skip
 WORDS = (
     "strategy", "offload", "precision", "optimizer", "quant", "logits", "metric", "grad_ckpt", "lora_targets",

@@ -89,12 +89,13 @@ def test_mixtures_of_experts():
     rows = {case["id"]: scoring.predict(case) for case in cases}
     assert len(rows) == len(cases) >= 10
     divided = [name for name, row in rows.items() if not row.said]
-    assert divided == ["pr8064-zero1-ep8", "pr8064-zero1-tp2-ep8"]
-    assert all("divided over ranks" in rows[name].notes[0] for name in divided)
+    assert divided == ["pr8064-zero1-tp2-ep8"]
+    assert "divided over ranks" in rows[divided[0]].notes[0]
     wrong = [name for name, row in rows.items() if row.verdict("dsrun") is False]
     assert wrong == ["qwen3vl1601-zero2"], "82.6 GiB of 80: its rows' length is a guess"
     # Of these, 30 GiB are experts that autograd keeps gathered.
     assert rows["pr8064-zero3"].error("dsrun") == pytest.approx(0.076, abs=0.05)
+    assert rows["pr8064-zero1-ep8"].error("dsrun") == pytest.approx(0.124, abs=0.05)
     recomputed = scoring.predict({**rows["pr8064-zero3"].case, "grad_ckpt": True})
     assert recomputed.said["dsrun"] < 0.55 * rows["pr8064-zero3"].said["dsrun"]
 

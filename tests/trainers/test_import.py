@@ -120,6 +120,36 @@ def test_a_trainers_own_defaults_are_part_of_the_job(written):
     assert "own default" in draft.options["lr"].source
 
 
+@pytest.mark.parametrize(
+    ("values", "model"),
+    [
+        (LLAMA_FACTORY | {"model_revision": "v1.0"}, "Qwen/Qwen3-4B@v1.0"),
+        (AXOLOTL | {"revision_of_model": "0a1b"}, "NousResearch/Llama-3.2-1B@0a1b"),
+        (AXOLOTL | {"revision_of_model": None}, "NousResearch/Llama-3.2-1B"),
+        (LLAMA_FACTORY | {"model_name_or_path": "/models/qwen", "model_revision": "v1.0"}, "/models/qwen"),
+    ],
+)
+def test_a_revision_stands_behind_the_repositorys_name(written, values, model):
+    draft = imported(written(values))
+    assert draft.model == model
+    told = draft.outcomes.get("model_revision") or draft.outcomes["revision_of_model"]
+    assert (told.kind == SAME) == ("@" in model)
+
+
+@pytest.mark.parametrize(
+    ("script", "model"),
+    [
+        (
+            "swift sft --model o/n --model_revision v1 --dataset a.jsonl --tuner_type lora",
+            "modelscope:o/n@v1",
+        ),
+        ("trl sft --model_name_or_path o/n --model_revision v1 --dataset_name a/b --use_peft", "o/n@v1"),
+    ],
+)
+def test_a_scripts_revision_stands_behind_the_repositorys_name(written, script, model):
+    assert imported(written(script, "train.sh")).model == model
+
+
 def test_dataset_info_leads_to_the_files(written, tmp_path):
     path = written(LLAMA_FACTORY | {"dataset": "mine,hub,named", "eval_dataset": "mine"})
     data = path.parent / "data"

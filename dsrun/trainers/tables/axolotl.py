@@ -39,6 +39,7 @@ from dsrun.trainers.tables.hf import (
     packed_step,
     precision,
     recompute,
+    revision,
     saving,
     schedule,
     strategy,
@@ -481,7 +482,7 @@ TRAINER = ForeignTrainer(
         differs("adam_beta3 adam_epsilon2 dion_* grokfast_*", text="of optimizers that dsrun doesn't have"),
         differs(
             "expert_parallel_* expert_backend dp_shard_size dp_replicate_size",
-            text="ranks that share experts or weights: --preset fsdp-hybrid, zero3-hpz",
+            text="ranks that share experts: --ep; weights: --preset fsdp-hybrid, zero3-hpz",
         ),
         refused(
             "rl trl vllm reward_model process_reward_model center_rewards_coefficient rl_beta dpo_* kto_* "
@@ -559,7 +560,7 @@ TRAINER = ForeignTrainer(
             "hub_* hf_use_auth_token",
             text="the model is pushed by `dsrun finetune --push OWNER/NAME`",
         ),
-        left_out("model_revision revision_of_model", text="the newest revision is taken"),
+        revision("revision_of_model", "model_revision"),
         left_out(
             "ddp* local_rank world_size capabilities env_capabilities axolotl_config_path "
             "num_dataset_shards_to_save role_boundaries shuffle_* gradio_* merge_lora merge_method",

@@ -12,6 +12,7 @@ from dsrun.trainers.counterparts import (
     DIFFERS,
     LEFT_OUT,
     REFUSED,
+    SAME,
     Draft,
     Row,
     anyway,
@@ -42,10 +43,27 @@ OWN_TEMPLATE = "the model's own chat template frames prompts; --chat-template FI
 LOGGED = "dsrun logs every step, in metrics.jsonl"
 LOADING = "how rows are read: dsrun prepares them once, with all cores, and keeps them in its cache"
 SPEED = "how fast it computes, not what"
+REPOSITORY = re.compile(r"(modelscope:)?[\w.-]+/[\w.-]+")
+"""A model that a hub has, without a revision."""
 
 
 BY_MODEL = ("llama-factory", "ms-swift")
 """Trainers that compute in the precision of the model's config where neither bf16 nor fp16 is on."""
+
+
+def revision(*keys: str) -> Row:
+    """A branch, tag or commit of the model's repository: here it stands behind the repository's name."""
+
+    def behind_the_name(draft: Draft) -> None:
+        key = next((key for key in keys if is_on(draft.given.get(key))), None)
+        name = draft.model or ""
+        if key and REPOSITORY.fullmatch(name) and not draft.find(name):
+            draft.model = f"{name}@{draft.given[key]}"
+            draft.tell(key, SAME, "model")
+        elif key:
+            draft.tell(key, ANYWAY, "of a repository; the model is a folder")
+
+    return settled(behind_the_name, *keys, text="MODEL@REVISION, for a repository")
 
 
 def precision(draft: Draft) -> None:

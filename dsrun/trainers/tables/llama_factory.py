@@ -33,6 +33,7 @@ from dsrun.trainers.tables.hf import (
     images,
     limits,
     packed_step,
+    revision,
 )
 
 
@@ -262,7 +263,7 @@ TRAINER = ForeignTrainer(
             "sequence_parallel context_parallel_size *_parallel_size virtual_pipeline_* recompute_granularity "
             "moe_grouped_gemm moe_token_dispatcher_type overlap_* bias_activation_fusion apply_rope_fusion "
             "use_distributed_optimizer",
-            text="Megatron's engine: here --tp, --sp, --pp",
+            text="Megatron's engine: here --tp, --sp, --pp, --ep",
         ),
         refused("use_unsloth", text="unsloth's engine: DeepSpeed or FSDP here"),
         refused("use_kt kt_* cpu_infer chunk_size", text="KTransformers' engine"),
@@ -293,10 +294,7 @@ TRAINER = ForeignTrainer(
             "eval_on_each_dataset compute_accuracy print_param_status n_shot task task_dir lang save_dir",
             text="evaluations here are the held-out file's loss and scores",
         ),
-        left_out(
-            "model_revision",
-            text="name it: OWNER/NAME@REVISION isn't known here; the newest is taken",
-        ),
+        revision("model_revision"),
         left_out("*_hub_token swanlab_*", text="the packages' own variables"),
         left_out("export_*", text="the model is exported at the end; others by `dsrun export`"),
         left_out(

@@ -32,6 +32,7 @@ from dsrun.trainers.tables.hf import (
     limits,
     named_file,
     packed_step,
+    revision,
 )
 
 PRESETS = {
@@ -188,6 +189,7 @@ TRAINER = ForeignTrainer(
     "ms-swift",
     (
         settled(model, "use_hf"),
+        revision("model_revision"),
         settled(
             method,
             "quant_bits quantization_bit lora_rank lora_alpha lora_dropout target_modules adapters",
@@ -300,7 +302,7 @@ TRAINER = ForeignTrainer(
             text="the model's own chat template frames prompts",
         ),
         anyway(
-            "model_type model_revision bnb_4bit_* device_map check_model add_non_thinking_prefix",
+            "model_type bnb_4bit_* device_map check_model add_non_thinking_prefix",
             text="by the model's config; what the devices do best",
         ),
         anyway(

@@ -27,6 +27,7 @@ from dsrun.trainers.tables.hf import (
     named_file,
     named_files,
     packed_step,
+    revision,
 )
 
 WHOLE = (
@@ -203,10 +204,11 @@ TRAINER = ForeignTrainer(
             "truncation_mode loss_type router_aux_loss_coef model_init_kwargs config_* dataset_kwargs shuffle_dataset",
             text="the end is cut, rows come in random order, and the loss is the mean over target tokens",
         ),
+        revision("model_revision"),
         differs("datasets dataset_streaming streaming", text="name the files: --train-file"),
         refused("model_adapter_name ref_* reward_* beta precompute_ref_*", text=NO_RL),
         anyway(
-            "trust_remote_code model_revision revision use_fast_tokenizer cache_dir overwrite_cache "
+            "trust_remote_code revision use_fast_tokenizer cache_dir overwrite_cache "
             "keep_linebreaks low_cpu_mem_usage dtype torch_dtype use_bnb_nested_quant bnb_4bit_* "
             "lora_task_type packing_strategy padding_free eval_packing pad_to_multiple_of "
             "activation_offloading max_eval_samples ignore_verifications gradient_checkpointing_kwargs",

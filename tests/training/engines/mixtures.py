@@ -135,6 +135,19 @@ class SavedWeights:
         return sum(kept.values())
 
 
+class Sent:
+    """Counts the all-to-alls of rows (not of their numbers), through torch's function for them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._send = dist.all_to_all_single
+        dist.all_to_all_single = self
+
+    def __call__(self, output: torch.Tensor, **more: object) -> object:
+        self.count += output.is_floating_point()
+        return self._send(output=output, **more)
+
+
 def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.assembly.checks.optimizers import with_optimizer
@@ -143,7 +156,8 @@ def train(kind: str, preset: str, way: str) -> None:
     from dsrun.training.models.load import recompute
 
     ranks = dist.get_world_size()
-    parallel = ParallelismOptions(ep=int(way[2:]) if way.startswith("ep") else 1)
+    divided, _, checkpointing = way.rpartition("+")
+    parallel = ParallelismOptions(ep=int(divided.removeprefix("ep") or 1))
     overrides = ["zero_optimization.stage3_param_persistence_threshold=0"] if preset == "zero3" else []
     options = Options(
         gpus=ranks, precision="fp32", micro_batch=2, grad_accum=TOTAL // ranks, lr=LR, grad_clip=0.0,
@@ -151,7 +165,7 @@ def train(kind: str, preset: str, way: str) -> None:
     )  # fmt: skip
     config, params = with_optimizer(build_config(preset, options), "sgd", SIZES["hidden_size"])
     job = SimpleNamespace(
-        training=ComputeOptions(activation_checkpointing="none" if parallel.ep > 1 else {"lora": "full"}.get(way, way)),
+        training=ComputeOptions(activation_checkpointing={"lora": "full"}.get(checkpointing, checkpointing)),
         ds_config=with_section(config.ds_config, kind, parallel, freezes=False), dp_size=ranks, world_size=ranks,
         grad_accum=TOTAL // ranks, precision="fp32", accelerator="cpu",
         zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=parallel,
@@ -166,7 +180,7 @@ def train(kind: str, preset: str, way: str) -> None:
     unseen = undivided_unseen(job, engine._engine)
     load = ExpertLoad(engine.module, engine.device)
     losses, told, kept = [], [], []
-    saved = SavedWeights(engine.module)
+    saved, sent = SavedWeights(engine.module), Sent()
     for step in range(STEPS):
         batches = step_batches(step)
         totals = StepTotals(target_tokens(batches), len(batches))
@@ -196,6 +210,7 @@ def train(kind: str, preset: str, way: str) -> None:
             "weights": sums,
             "unseen": unseen,
             "kept": max(kept),
+            "sent": sent.count,
         }
         print(json.dumps(result), flush=True)
 

@@ -15,7 +15,7 @@ from needed import needs
 torch = pytest.importorskip("torch")
 needs("deepspeed", "transformers")
 
-from mixtures import KINDS, LR, ROUTED, SIZES, STEPS, model, step_batches, target_tokens, with_lora
+from mixtures import KINDS, LR, ROUTED, SIZES, STEPS, TOTAL, model, step_batches, target_tokens, with_lora
 
 from dsrun.cluster.ports import free_port
 from dsrun.planner.gpu_memory import gpu_memory
@@ -24,15 +24,16 @@ from dsrun.planner.shape import from_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
 CASES = ["mixtral:zero3:full", "mixtral:zero3:none", "qwen3_moe:zero2:none", "mixtral:zero2:lora"]
-EXPERTS_DIVIDED = ["qwen2_moe:zero2:ep2", "deepseek_v3:zero3:ep2"]
-"""Each rank has half of the experts."""
+EXPERTS_DIVIDED = ["qwen2_moe:zero2:ep2+none", "deepseek_v3:zero3:ep2+none", "mixtral:zero2:ep2+full"]
+"""Each rank has half of the experts; layers are computed again in backward, or aren't."""
 CASES += EXPERTS_DIVIDED
 MORE = sorted(
     {":".join(one) for one in itertools.product(KINDS, ("zero2", "zero3"), ("none", "full"))} - {*CASES}
 )
 MORE += [
-    f"{kind}:{preset}:ep2" for kind in KINDS if kind != "glm4_moe" for preset in ("zero1", "zero2", "zero3")
-]
+    f"{kind}:{preset}:ep2+{way}"
+    for kind in KINDS if kind != "glm4_moe" for preset in ("zero1", "zero2", "zero3") for way in ("none", "full")
+]  # fmt: skip
 MORE = [case for case in MORE if case not in CASES]
 
 
@@ -99,6 +100,14 @@ def test_two_ranks_train_a_mixture_as_plain_torch_does(results, case):
     else:
         assert [one["expert_share"] for one in told] == pytest.approx(shares)
         assert [one["router_loss"] for one in told] == pytest.approx(routed, abs=1e-5)
+
+
+@pytest.mark.parametrize("case", EXPERTS_DIVIDED)
+def test_rows_go_to_the_ranks_of_their_experts_and_back(results, case):
+    """Two all-to-alls of a layer in forward and two in backward, and where it is computed again two more."""
+    kind, _, way = case.split(":")
+    layers = SIZES["num_hidden_layers"] - KINDS[kind].get("first_k_dense_replace", 0)
+    assert results[case]["sent"] == STEPS * TOTAL // 2 * layers * (6 if way.endswith("+full") else 4)
 
 
 def test_stage_3_keeps_experts_until_backward(results):

@@ -334,6 +334,7 @@ import json, sys
 from types import SimpleNamespace
 import deepspeed, torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.loss import target_loss
 from dsrun.training.models.kernels import fuse_loss
 from dsrun.training.engines.deepspeed import connect
@@ -360,7 +361,7 @@ def engine_of(stage, own):
         config["optimizer"] = {"type": "AdamW", "params": {**adam, "torch_adam": True}}
     job = SimpleNamespace(
         training=SimpleNamespace(optimizer="adamw-8bit" if own else "adamw", optimizer_params=adam),
-        zero_stage=stage, world_size=2, dp_size=2,
+        zero_stage=stage, world_size=2, dp_size=2, parallel=ParallelismOptions(),
     )
     weights = list(model.parameters())
     engine, *_ = deepspeed.initialize(
