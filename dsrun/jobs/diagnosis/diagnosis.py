@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.job.memory_division import MemoryDivision
 from dsrun.jobs.diagnosis import names, own_words
-from dsrun.jobs.diagnosis.exceptions import api_history, assertions, requirements
+from dsrun.jobs.diagnosis.exceptions import api_history, assertions, distributions, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.memory import division_text, memory_text, snapshots
 from dsrun.jobs.diagnosis.reading import owners, phases
@@ -418,6 +418,7 @@ def _open_values(verdict: Verdict) -> Mapping[str, str]:
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
     caller = verdict.exception.package if verdict.exception else ""
     who = {"caller": caller} if caller and caller != owners.REMOTE_CODE else {}
+    who["distribution"] = distributions.in_words(verdict.values.get("module") or "")
     return who | {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
