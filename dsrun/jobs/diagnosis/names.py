@@ -57,7 +57,8 @@ _FORMS = {
     "size": r"(?<![\w.-])\d{1,9}(?:\.\d{1,4})?(?: ?/ ?\d{1,9}(?:\.\d{1,4})?)? ?(?:[KMGT]i?B|bytes)\b",
     "shape": r"(?:torch\.Size\()?\[\d{1,12}(?:, ?-?\d{1,12}){0,8}\]\)?"
     r"|\(\d{1,12}x\d{1,12}(?: and \d{1,12}x\d{1,12})?\)",
-    "dtype": r"\bc10::\w{2,20}(?: !=? \w{2,20})?",
+    "dtype": r"\bc10::\w{2,20}(?: !=? \w{2,20})?|(?:(?<=scalar type )|(?<=found )|(?<=got ))"
+    r"(?:torch\.)?(?:Half|Float|BFloat16|Double|Byte|Long|Int|Float8_\w{4,8}|u?int\d{1,2}|b?float\d{1,2})\b",
     "device": r"\b(?:cuda|npu|xpu|hpu|mps):\d{1,3}\b",
     "architecture": r"\b(?:sm|compute)_\d{2,3}a?\b",
     "version": r"(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d{1,4}(?:[.+][\w.]{1,20})?(?![\w.])",
@@ -73,10 +74,12 @@ _COUNTED = re.compile(
 """A number with the word that says what it counts."""
 _IN_BRACKETS = re.compile(r"(?i)\b(?P<label>column|field|key|file|path|shape)s?\((?P<value>[^()\n]{1,120})\)")
 _CALLED = re.compile(
-    r"(?i)(?<![\w-])(?P<label>hca|nic|interface|undefined symbol|host not found|resolve host|key)(?:name)?"
+    r"(?i)(?<![\w-])(?P<label>hca|nic|interface|device|undefined symbol|host not found|resolve host|key)(?:name)?"
     r"(?: in [\w ]{1,40})?:? (?P<value>(?=[\w.-]{0,100}[\d_.])[A-Za-z_][\w.-]{2,200}(?<!\.))(?=[\s:,;.)]|$)"
 )
 """A name without quotes, behind a word or two that say what it is; one with a digit, a bar or a point in it."""
+_STARTED = re.compile(r"\b(?P<label>execve|execvp|chdir)\(\): (?P<value>[^\s:]{1,200}): ")
+"""What a batch system could not start, or not go to."""
 _FROM_TO = re.compile(r"\bfrom (?P<value>[\w.]{1,40} to [\w.]{1,40})\b")
 _ASSIGNED = re.compile(
     r"(?<![\w.])(?P<label>[A-Za-z_]\w{1,40})(?:\(ms\))?=(?P<value>[\w./:+-]{1,80})(?=[\s,;)\]]|$)"
@@ -86,6 +89,7 @@ FORMS = {
     "bracketed": _IN_BRACKETS,
     "counted": _COUNTED,
     "called": _CALLED,
+    "started": _STARTED,
     "list": _BY_FORM["list"],
     "url": _BY_FORM["url"],
     "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),

@@ -60,6 +60,14 @@ def test_what_is_a_packages(error, file):
     assert diagnosed(error, file=file).cause != "script_error"
 
 
+def test_what_left_python_is_of_the_package_that_asks():
+    found = diagnosed(
+        "AttributeError: module 'inspect' has no attribute 'getargspec'", file=f"{SITE}/oldlib/core.py"
+    )
+    assert (found.cause, found.confidence) == ("version", "medium")
+    assert "oldlib was written for an older Python" in found.summary
+
+
 def test_a_value_that_the_script_refuses_itself_is_its_own_check():
     found = diagnosed(
         "ValueError: too many values to unpack", code='raise ValueError("too many values to unpack")'

@@ -35,8 +35,16 @@ def told(raised: RaisedException) -> Told | None:
     None for any other."""
     message = " ".join(raised.message.split())
     frame = raised.raiser
-    if frame is None or frame.owner != USER:
+    if frame is None:
         return None
+    if frame.owner != USER:
+        hit = OF_MODULE.match(message)
+        is_pythons = hit and hit["module"].partition(".")[0] in sys.stdlib_module_names
+        return (
+            _left_python(hit["module"], hit["name"], frame.package)
+            if hit and is_pythons and frame.package
+            else None
+        )
     place = f"{without_secrets(frame.file)}:{frame.line}"
     if hit := IMPORTED.match(message):
         return None if _is_of_package(hit["module"], hit["file"]) else _not_imported(hit, place)
@@ -100,4 +108,16 @@ def _not_in_python(module: str, name: str, place: str) -> Told:
         f"当前 Python 自带的模块 {module} 中没有 {name}。",
         f"修改 {place}：可能在 {module} 内的类或子模块里（如 `{module}.{module}.{name}`），或已从 Python 移除；"
         f"脚本旁也不要有自己的 {module}.py。",
+    )
+
+
+def _left_python(module: str, name: str, package: str) -> Told:
+    return Told(
+        f"Python's own module {module} has no {name} in this release: {package} was written for an older Python.",
+        f"A newer release of {package} (`pip install -U`), or an older Python for all of it (3.9 had "
+        "collections.Mapping, 3.10 inspect.getargspec, 3.11 pkgutil.ImpImporter). And no file of yours called "
+        f"{module}.py may lie beside the script.",
+        f"当前 Python 自带的模块 {module} 中没有 {name}：{package} 是为更旧的 Python 写的。",
+        f"升级 {package}（`pip install -U`），或换用更旧的 Python；脚本旁也不要有自己的 {module}.py。",
+        "version",
     )
