@@ -274,6 +274,12 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     return _changes(checked[0], machine, request)
 
 
+def way_out(job: Job, numbers: Mapping[str, float]) -> str:
+    """The same list in words; empty where there is none."""
+    changes = changes_after_oom(job, numbers)
+    return words.advice_text(changes) if changes else ""
+
+
 def _cards(job: Job, free_gib: float) -> Machine:
     """A machine with a card for each rank of a job, and so much free on each; host memory isn't judged."""
     size, capability = int(free_gib * 2**30), (8, 0) if job.precision == "bf16" else (7, 0)
