@@ -54,8 +54,8 @@ def test_nothing_is_said_of_limits_where_nobody_waited(cause):
 
 
 OUT = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
-    "which 512.00 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 512.00 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch."
 )
 
 
