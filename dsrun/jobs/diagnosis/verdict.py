@@ -22,13 +22,15 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import likeness, memory_text, ranks
+from dsrun.jobs.diagnosis import likeness, ranks
 from dsrun.jobs.diagnosis.exceptions import (
     api_history,
     exception_types,
     language_errors,
+    own_modules,
     unknown_exceptions,
 )
+from dsrun.jobs.diagnosis.memory import memory_text
 from dsrun.jobs.diagnosis.progress import Steps
 from dsrun.jobs.diagnosis.reading import owners, phases
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
@@ -246,6 +248,11 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
     verdict = replace(verdict, exception=raised, chain=others)
     if api := api_history.finding(raised, reading.lines):
         return _by_history(verdict, api)
+    if told := own_modules.told(raised):
+        cause = told.cause or "script_error"
+        return replace(
+            verdict, cause=cause, told=told, signature=None, confidence="medium", raised=raised, meaning=None
+        )
     if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
         return replace(verdict, confidence=_by_owner(verdict, raised))
     if verdict.signature and verdict.signature.kind == MESSAGE and not raised.message.strip():

@@ -153,7 +153,7 @@ def check(
     preset: str,
     machine: Machine,
     fsdp: FsdpSpec | None = None,
-) -> tuple[Plan, dict[str, float | str]] | None:
+) -> tuple[Plan, dict[str, Any]] | None:
     """The plan of a finished config, or of FSDP, on these devices, as much as they have free now, and the prediction.
 
     The prediction, for the run's record, is of the plain model: what earlier runs have taught is in the plan alone.
@@ -262,8 +262,8 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
 def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     """The shortest list of changes with which a fine-tune fits that ran out of GPU memory.
 
-    numbers: GiB, as the line says them (jobs.diagnosis.memory_text). None where the line, or what is known of the
-    network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
+    numbers: GiB, as the line says them (jobs.diagnosis.memory.memory_text). None where the line, or what is known of
+    the network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
     cards are made smaller by as much.
     """
     if "total" not in numbers or job.accelerator != "cuda":
@@ -281,6 +281,12 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     return _changes(checked[0], machine, request)
 
 
+def way_out(job: Job, numbers: Mapping[str, float]) -> str:
+    """The same list in words; empty where there is none."""
+    changes = changes_after_oom(job, numbers)
+    return words.advice_text(changes) if changes else ""
+
+
 def _cards(job: Job, free_gib: float) -> Machine:
     """A machine with a card for each rank of a job, and so much free on each; host memory isn't judged."""
     size, capability = int(free_gib * 2**30), (8, 0) if job.precision == "bf16" else (7, 0)
@@ -288,9 +294,9 @@ def _cards(job: Job, free_gib: float) -> Machine:
     return Machine("cuda", tuple(cards), 1, "")
 
 
-def prediction(plan: Plan, device: str) -> dict[str, float | str]:
+def prediction(plan: Plan, device: str) -> dict[str, Any]:
     """The numbers that the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran
-    on."""
+    on. Of both memories also each term's bytes, to be held against what runs out."""
     return {
         "device": device,
         "gpu_held_bytes": plan.gpu.held,
@@ -298,4 +304,10 @@ def prediction(plan: Plan, device: str) -> dict[str, float | str]:
         "gpu_reserved_bytes": plan.gpu.reserved,
         "host_bytes": plan.host.peak,
         "step_seconds": plan.speed.seconds_per_step,
+        "gpu_terms": _rounded(plan.gpu.terms),
+        "host_terms": _rounded(plan.host.terms),
     }
+
+
+def _rounded(terms: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(size) for name, size in terms.items() if size >= 1}

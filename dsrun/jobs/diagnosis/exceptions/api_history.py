@@ -440,6 +440,10 @@ def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
     )
     if package is None:
         return ""
+    if (
+        asked.kind == "parameter"
+    ):  # another trainer's settings, or a sibling of these, is no place that it went to
+        names = [name for name in names if name.startswith(stem)]
     # Where the parameter went as it left, or what has the attribute now.
     left = record.releases and record.next
     asked_of = 1 << (record.releases.bit_length() if left else len(package.releases) - 1)
