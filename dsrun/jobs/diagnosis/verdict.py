@@ -29,8 +29,8 @@ from dsrun.jobs.diagnosis.exceptions import (
     language_errors,
     unknown_exceptions,
 )
-from dsrun.jobs.diagnosis.progress import Steps
-from dsrun.jobs.diagnosis.reading import owners, phases
+from dsrun.jobs.diagnosis.progress import WENT_ON, WENT_ON_UNRAISED, Steps
+from dsrun.jobs.diagnosis.reading import owners, phases, samples
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
     BEGIN,
@@ -119,7 +119,7 @@ class Reading:
     @cached_property
     def last_failed(self) -> Mapping[int, int]:
         """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows, and
-        after which the program didn't go on."""
+        after which the program didn't go on, nor was through."""
         last: dict[int, int] = {}
         failed = [
             (sighting.line, sighting)
@@ -128,7 +128,8 @@ class Reading:
         ]
         unknown = [(exception.line, None) for exception in self.unknown]
         for line, sighting in sorted([*failed, *unknown], key=lambda one: one[0].number, reverse=True):
-            if line.source not in last and not (sighting and _works_on(sighting, self)):
+            survived = self.steps.finished(line) or _is_noise_at_end(line, self)
+            if line.source not in last and not survived and not (sighting and _works_on(sighting, self)):
                 last[line.source] = line.number
         return last
 
@@ -136,6 +137,13 @@ class Reading:
     def steps(self) -> Steps:
         """The lines of steps."""
         return Steps(self.lines)
+
+    def ended_well(self, line: PeeledLine) -> bool:
+        """Whether the log says behind a line that all is done, and nothing fails later; or whether the line is noise of
+        a process that was done."""
+        if _fails_later(line, self):
+            return False
+        return self.steps.finished(line) or _is_noise_at_end(line, self)
 
     def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
         """The exception whose line, or a line of whose message, this is."""
@@ -185,6 +193,7 @@ class Verdict:
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
+    lines = samples.without(lines)
     reading = read(lines, index)
     verdict = _doubted(_with_details(_decided(reading), reading), reading)
     verdict = replace(verdict, lines=lines, slow=reading.slow)
@@ -250,7 +259,7 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
         return replace(verdict, confidence=_by_owner(verdict, raised))
     if verdict.signature and verdict.signature.kind == MESSAGE and not raised.message.strip():
         return verdict  # it knows what is asserted
-    if told := language_errors.told(raised):
+    if told := language_errors.told(raised, reading.lines):
         # A sentence on the very expression says more than a file's signature.
         cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
         confidence = "medium" if verdict.confidence in ("none", "low") else verdict.confidence
@@ -264,9 +273,7 @@ def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
     spoken = (
         line
         for line in reading.lines
-        if _place(line) not in reading.harmless
-        and _speaks_of_failure(line)
-        and not reading.steps.finished(line)
+        if _place(line) not in reading.harmless and _speaks_of_failure(line) and not reading.ended_well(line)
     )
     failed = [raised.line] if raised else list(islice(spoken, MOST_FAILED))
     if not failed or verdict.signature:
@@ -317,18 +324,21 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
     """Find everything that is known in the lines of some logs.
 
     Exceptions that Python ignored count only where there is nothing else: an object that wasn't finished complains when
-    it is deleted.
+    it is deleted. Behind a good end they count nowhere.
     """
     seen = [sighting for line in lines for sighting in _sightings(line, index)]
     raised = exceptions(lines)
-    ignored = {
-        (exception.line.source, number)
-        for exception in raised
-        if exception.ignored
-        for number in _own_lines(exception)
-    }
-    reading = _read(lines, seen, raised, ignored, index)
-    return reading if reading.of_kind(ROOT) or reading.unknown else _read(lines, seen, raised, set(), index)
+    ignored = [exception for exception in raised if exception.ignored]
+    reading = _read(lines, seen, raised, _places_of(ignored), index)
+    if reading.of_kind(ROOT) or reading.unknown:
+        return reading
+    at_end = [exception for exception in ignored if reading.steps.is_behind_end(exception.line)]
+    return _read(lines, seen, raised, _places_of(at_end), index)
+
+
+def _places_of(raised: Iterable[RaisedException]) -> set[tuple[int, int]]:
+    """Places of all lines of some exceptions."""
+    return {place for exception in raised for place in _own_places(exception)}
 
 
 def _read(
@@ -497,23 +507,35 @@ def _root(reading: Reading) -> Verdict | None:
 
 def _survived(sighting: Sighting, reading: Reading) -> bool:
     """Whether the program went on after what looks like its failure, of a kind that doesn't show in later steps."""
+    line = sighting.line
     if _is_tried_again(sighting):
-        return reading.steps.follow(sighting.line)
+        return reading.steps.follow(line)
     # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
-    lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
-    return not lasts and reading.steps.follow(sighting.line)
+    if sighting.signature.cause in GOES_ON_WITH or _fails_later(line, reading):
+        return False
+    return reading.steps.follow(line, WENT_ON if reading.exception_of(line) else WENT_ON_UNRAISED)
 
 
 def _went_on(sighting: Sighting, reading: Reading) -> bool:
-    """Whether a program warned of a failure, or tried again what had failed, and then did its work to the log's end."""
+    """Whether a program did its work to the log's good end, or warned of a failure, or tried again what had failed, and
+    then works to where the log ends."""
+    if sighting.signature.cause not in SHOWS_IN_STEPS and reading.ended_well(sighting.line):
+        return True
     return _works_on(sighting, reading) and not _fails_later(sighting.line, reading)
 
 
 def _works_on(sighting: Sighting, reading: Reading) -> bool:
-    """Whether work follows after a warning, or after what was tried again; nobody raised it."""
+    """Whether work follows after a warning, or after what was tried again or left out; nobody raised it, or the program
+    says below it how it goes on."""
     line = sighting.line
-    tries = line.level == WARNED or _is_tried_again(sighting) or reading.steps.try_again(line)
-    return tries and reading.steps.work_follows(line) and not reading.exception_of(line)
+    says_so = reading.steps.try_again(line)
+    tries = says_so or line.level == WARNED or _is_tried_again(sighting)
+    return tries and reading.steps.work_follows(line) and (says_so or not reading.exception_of(line))
+
+
+def _is_noise_at_end(line: PeeledLine, reading: Reading) -> bool:
+    """Whether a line is a warning of a process that had said that its work is through."""
+    return line.level in GOES_ON and reading.steps.is_behind_end(line)
 
 
 def _is_tried_again(sighting: Sighting) -> bool:
@@ -601,12 +623,13 @@ def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -
 
 def _exception(reading: Reading) -> Verdict | None:
     """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
-    if not reading.unknown:
+    fatal = [exception for exception in reading.unknown if not reading.ended_well(exception.line)]
+    if not fatal:
         return None
-    raised = unknown_exceptions.first_of(reading.unknown, reading.steps)
+    raised = unknown_exceptions.first_of(fatal, reading.steps)
     places = [sighting.signature for sighting in reading.of_kind(PLACE)]
     explanation = unknown_exceptions.explained(raised, places, reading.index)
-    same = [exception.line for exception in reading.unknown if exception.type == raised.type]
+    same = [exception.line for exception in fatal if exception.type == raised.type]
     others = dict.fromkeys(
         sighting.signature.id for sighting in reading.sightings if sighting.signature.kind != PLACE
     )
@@ -635,7 +658,8 @@ def _logged(reading: Reading) -> Verdict | None:
     """An error that was logged in plain words, where nothing was raised: the first that says what is wrong."""
     known = {_place(sighting.line) for sighting in reading.sightings}
     for line in reading.lines:
-        if line.level != FAILED or _place(line) in known or reading.steps.follow(line):
+        survived = reading.steps.follow(line) or reading.ended_well(line)
+        if line.level != FAILED or _place(line) in known or survived:
             continue
         if signature := unknown_exceptions.logged(line, reading.index):
             verdict = _named([Sighting(signature, line, {})], reading)
@@ -645,5 +669,5 @@ def _logged(reading: Reading) -> Verdict | None:
 
 def _tail(reading: Reading) -> Verdict | None:
     """An end without a reason."""
-    tails = reading.of_kind(TAIL)
+    tails = [tail for tail in reading.of_kind(TAIL) if not reading.ended_well(tail.line)]
     return _named([tail for tail in tails if tail.signature.confidence != "none"] or tails, reading)

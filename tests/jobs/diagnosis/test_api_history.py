@@ -81,6 +81,68 @@ def test_direction_range_and_who_asks(error, frame, direction, next_has, environ
         assert "pip install -U" not in found.next_step
 
 
+def test_all_names_of_an_import_line_count():
+    frame = PACKAGE.format("somelib/core.py", "<module>").replace(
+        "work(x)", "from transformers import StaticCache, HybridCache, DynamicCache"
+    )
+    found = answer(f"{OWN}{frame}ImportError: cannot import name 'StaticCache' from 'transformers' (/x.py)")
+    assert "StaticCache` is in transformers since 4.38.0" in found.summary
+    assert "HybridCache (>=4.44.0" in found.summary
+    assert "transformers>=4.44.0" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("shown", "direction", "next_has"),
+    [
+        ("", "older", "'torch<=2.3.1'"),
+        ("torch==2.4.0\n", "older", "'torch<=2.3.1'"),
+        ("torch==2.3.0\n", "broken", "--force-reinstall"),
+    ],
+)
+def test_between_two_releases_that_were_read_the_side_that_works_is_advised(shown, direction, next_has):
+    error = "ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' (/x.py)"
+    found = answer(f"{shown}{OWN}{error}")
+    assert found.api["direction"] == direction
+    assert next_has in found.next_step
+    assert shown or "between 2.3.1 and 2.4.1" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("error", "never"),
+    [
+        # alike, and another thing
+        ("ImportError: cannot import name 'is_torch_onnx_dict_inputs_support_available' from 'transformers.utils' "
+         "(/x.py)", "took its place"),
+        # settings of another trainer
+        ("TypeError: OnlineDPOConfig.__init__() got an unexpected keyword argument 'dataset_num_proc'", "CPOConfig"),
+    ],
+)  # fmt: skip
+def test_what_is_merely_alike_did_not_take_its_place(error, never):
+    frame = PACKAGE.format("somelib/core.py", "f")
+    found = answer(f"{OWN}{frame}{error}")
+    assert found.api is not None
+    assert never not in f"{found.summary} {found.next_step}"
+
+
+def test_a_class_of_the_script_that_is_named_after_one_of_a_package():
+    error = "TypeError: OwnDPODataCollator.__init__() got an unexpected keyword argument 'max_target_length'"
+    found = answer(OWN + error)
+    assert found.api["name"] == "trl.trainer.utils.DPODataCollatorWithPadding"
+    assert found.api["direction"] == "older"
+    assert "By its name OwnDPODataCollator is made of that class" in found.summary
+    assert found.confidence == "medium"
+
+
+def test_an_attribute_of_a_class_that_several_packages_have():
+    frame = PACKAGE.format("accelerate/optimizer.py", "reset").replace(
+        "work(x)", "self.optimizer.reset_all()"
+    )
+    found = answer(f"{OWN}{frame}AttributeError: 'AdamW' object has no attribute 'reset_all'")
+    assert found.api is None
+    assert "accelerate's own code asks a `AdamW` for `reset_all`" in found.summary
+    assert "transformers" not in found.summary
+
+
 def test_an_override_without_a_parameter_is_the_scripts_to_change():
     frame = PACKAGE.format("transformers/trainer.py", "training_step")
     found = answer(
