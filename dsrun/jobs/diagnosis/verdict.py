@@ -30,7 +30,7 @@ from dsrun.jobs.diagnosis.exceptions import (
     unknown_exceptions,
 )
 from dsrun.jobs.diagnosis.progress import WENT_ON, WENT_ON_UNRAISED, Steps
-from dsrun.jobs.diagnosis.reading import owners, phases, samples
+from dsrun.jobs.diagnosis.reading import owners, phases, samples, suppositions
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
     BEGIN,
@@ -97,6 +97,8 @@ class Sighting(NamedTuple):
     line: PeeledLine
     values: Mapping[str, str]
     """Values of the pattern's named groups."""
+    supposed: bool = False
+    """Whether it is one of several possible causes that the program lists, or only supposes."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +365,9 @@ def _read(
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
     }
-    telling = _by_time(sighting for sighting in fitting if _place(sighting.line) not in harmless)
+    telling = _by_time(
+        sighting for sighting in _decided_by_others(fitting) if _place(sighting.line) not in harmless
+    )
     # An exception whose own line, or a line of its message, has a signature is known by that; a tail below it says
     # nothing of it, and so doesn't make it known.
     known = {_place(sighting.line) for sighting in telling if sighting.signature.kind != PLACE} | harmless
@@ -380,6 +384,16 @@ def _read(
     in_threads = [exception for exception in unknown if exception.handled]
     in_no_thread = [exception for exception in unknown if not exception.handled]
     return Reading(lines, telling, in_no_thread or in_threads, index, raised, harmless, _slow(fitting))
+
+
+def _decided_by_others(seen: Sequence[Sighting]) -> Iterator[Sighting]:
+    """The sightings without what programs only suppose, in logs that have a line which says what failed."""
+    decided = {
+        sighting.line.source
+        for sighting in seen
+        if not sighting.supposed and sighting.signature.kind in (ROOT, SYMPTOM)
+    }
+    return (sighting for sighting in seen if not sighting.supposed or sighting.line.source not in decided)
 
 
 def _slow(seen: Sequence[Sighting]) -> tuple[Sighting, ...]:
@@ -414,8 +428,11 @@ def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
     """The signatures in a line; of several of one kind the one that matches most of it comes first."""
     matches = index.matches(line.whole)
     matches.sort(key=lambda match: match[1].start() - match[1].end())
+    text = narrow(line.whole)
     for signature, hit in matches:
-        yield Sighting(signature, line, {key: value for key, value in hit.groupdict().items() if value})
+        values = {key: value for key, value in hit.groupdict().items() if value}
+        supposed = suppositions.is_supposed(text, hit.start()) and not signature.supposes
+        yield Sighting(signature, line, values, supposed)
 
 
 def _place(line: PeeledLine) -> tuple[int, int]:
@@ -446,11 +463,14 @@ def _in_context(seen: Iterable[Sighting], lines: Sequence[PeeledLine]) -> Iterat
             continue
         if sighting.signature.others_hold and not memory_text.others_hold(sighting.line.whole):
             continue
+        if sighting.signature.has_room and not memory_text.has_room(sighting.line.whole):
+            continue
         if above and not any(above.search(line.whole) for line in near if _same_rank(line, sighting.line)):
             continue
         if anywhere and not any(anywhere.search(line.whole) for line in lines):
             continue
-        yield sighting
+        listed = suppositions.is_item_of_list(near[:-1], sighting.line)
+        yield sighting._replace(supposed=True) if listed else sighting
 
 
 def _same_rank(line: PeeledLine, other: PeeledLine) -> bool:
@@ -604,6 +624,8 @@ def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
 def _confidence(sighting: Sighting) -> str:
     """The signature's confidence, a grade less where no example has the wording that matched, or in source code."""
     confidence = sighting.signature.confidence
+    if sighting.supposed and confidence != "none":
+        return "low"
     surely = sighting.signature.is_shown_by_example(narrow(sighting.line.whole)) and not CODE.match(
         sighting.line.text
     )

@@ -227,8 +227,8 @@ def _lacking(raised: RaisedException, message: str, called: str, lines: Sequence
         return Told(
             f"{value} is a {hit['class']} where {package} asks for its `.{name}`{code}.",
             f"Something handed over{called.replace(', called', '')} is a {hit['class']} in the place of an object that "
-            f"has `{name}`: look what becomes {value if what else 'that argument'} there (a name or a path, and not what "
-            "is loaded from it; settings in text that fill the field).",
+            f"has `{name}`: look what becomes {value if what else 'that argument'} there (a name or a path, and not "
+            "what is loaded from it; settings in text that fill the field).",
             f"{package} 访问 `.{name}` 时，{value if what else '该值'} 是 {hit['class']}。",
             f"检查传给 {package} 的参数：应传入带有 `{name}` 的对象，而不是 {hit['class']}。",
         )

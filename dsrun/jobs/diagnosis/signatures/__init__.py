@@ -17,6 +17,7 @@ from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
 from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow, peeled
+from dsrun.jobs.diagnosis.reading.suppositions import is_supposed
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, EXCEPTION, FRAME
 from dsrun.jobs.diagnosis.signatures import alternatives
 from dsrun.jobs.diagnosis.signatures.literals import needed
@@ -78,6 +79,8 @@ class FailureSignature:
     """Whether it counts only as the log's last line: a job that hangs."""
     others_hold: bool = False
     """Whether it counts only where the line's own sizes show that other processes hold much of the GPU."""
+    has_room: bool = False
+    """Whether it counts only where the line's own sizes show that there was room for what was asked for."""
     slows: bool = False
     """Whether its line is no failure, but says that something is computed in a slower way than it could be."""
     waits: bool = False
@@ -129,6 +132,11 @@ class FailureSignature:
             for line in example.split("\n")
         )
         return [(line, hit) for line in lines if (hit := self.compiled.search(line))]
+
+    @cached_property
+    def supposes(self) -> bool:
+        """Whether its own examples show it in a sentence that supposes: that is how this failure is told."""
+        return any(is_supposed(line, hit.start()) for line, hit in self._shown)
 
     @cached_property
     def types(self) -> frozenset[str]:
