@@ -263,8 +263,10 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
         return verdict  # it knows what is asserted
     if told := language_errors.told(raised, reading.lines):
         # A sentence on the very expression says more than a file's signature.
-        cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
-        confidence = "medium" if verdict.confidence in ("none", "low") else verdict.confidence
+        by_place = verdict.signature is not None and verdict.signature.kind == PLACE
+        kept = verdict.cause if verdict.meaning or by_place else None
+        cause = told.cause or kept or "script_error"
+        confidence = told.confidence if verdict.confidence in ("none", "low") else verdict.confidence
         return replace(verdict, cause=cause, told=told, signature=None, confidence=confidence, raised=raised)
     return verdict
 

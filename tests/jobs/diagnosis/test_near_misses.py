@@ -102,6 +102,6 @@ NEIGHBOURS = (
     ("pinned-memory", "gpu-oom"), ("loader-worker-killed", "loader-worker-segfault"),
     ("shm-semaphore-raised", "disk-full"), ("recorder-behind", "recorder-differs"), ("path-backslash", "path-not-set"),
     ("hub-name-unset", "hub-no-such-name"), ("reshape", "zero3-empty-shape"),
-    ("no-optimizer", "zero-offload-attribute"),
+    ("no-optimizer", "zero-offload-attribute"), ("triton-ops", "triton-missing"),
 )  # fmt: skip
 """Pairs whose wording is almost the same, and whose difference is a word that decides."""

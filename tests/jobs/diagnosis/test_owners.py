@@ -169,7 +169,7 @@ def test_the_words_of_a_library_in_a_scripts_own_check_are_no_sure_cause():
         ("unsloth/models/loader.py", "del model._kept_forward", "AttributeError: _kept_forward",
          "unsloth 2025.3.4's own code asks for `_kept_forward`"),
         ("accelerate/hooks.py", 'hook = module.__dict__["_first_hook"]', "KeyError: '_first_hook'",
-         "accelerate's own code asks for `_first_hook`"),
+         "accelerate's own code reads the key '_first_hook'"),
     ],
 )  # fmt: skip
 def test_what_a_packages_own_code_misses_is_that_releases_fault(file, code, error, says):
@@ -180,6 +180,7 @@ def test_what_a_packages_own_code_misses_is_that_releases_fault(file, code, erro
     assert found.cause == "version"
     assert says in found.summary
     assert "newer first" in found.next_step
+    assert found.confidence == ("low" if "KeyError" in error else "medium")
     assert answer(log, {"LANG": "zh_CN.UTF-8"}.items()).summary != found.summary
 
 

@@ -49,6 +49,8 @@ class Told(NamedTuple):
     next_zh: str
     cause: str = ""
     """The class of failures; empty for that of the exception's type."""
+    confidence: str = "medium"
+    """The least confidence in it."""
 
 
 def told(raised: RaisedException, lines: Sequence[PeeledLine] = ()) -> Told | None:
@@ -221,19 +223,10 @@ def _lacking(raised: RaisedException, message: str, called: str, lines: Sequence
         return None
     package, code, here = frame.package, _code(frame), _release(frame.package, lines)
     place = f"{without_secrets(frame.file)}:{frame.line}"
-    if hit and hit["class"] in PLAIN_TYPES:
-        what = re.search(rf"{RECEIVER}\.{re.escape(name)}\b", frame.code)
-        value = f"`{what['what']}`" if what else "A value"
-        return Told(
-            f"{value} is a {hit['class']} where {package} asks for its `.{name}`{code}.",
-            f"Something handed over{called.replace(', called', '')} is a {hit['class']} in the place of an object that "
-            f"has `{name}`: look what becomes {value if what else 'that argument'} there (a name or a path, and not "
-            "what is loaded from it; settings in text that fill the field).",
-            f"{package} 访问 `.{name}` 时，{value if what else '该值'} 是 {hit['class']}。",
-            f"检查传给 {package} 的参数：应传入带有 `{name}` 的对象，而不是 {hit['class']}。",
-        )
-    if not hit and not bare and not PLAIN_KEY.match(message):
-        return None
+    if hit and hit["class"] in (*PLAIN_TYPES, "NoneType"):
+        return _plain_value(hit["class"], name, frame, called)
+    if not hit and not bare:
+        return _key_of_package(package, message, place, called, code) if PLAIN_KEY.match(message) else None
     kind = f"a `{hit['class']}` for `{name}`" if hit else f"for `{name}`"
     return Told(
         f"{package}{here}'s own code asks {kind}, which isn't there{code}: a fault of that release, or a case that it "
@@ -243,6 +236,47 @@ def _lacking(raised: RaisedException, message: str, called: str, lines: Sequence
         f"{package}{here} 自己的代码访问不存在的 `{name}`：该版本的缺陷，或它没有考虑到的情况。",
         f"换一个 {package} 版本（先试新版，已知问题中搜索 `{name}`），或避开通向 {place} 的模式与选项。",
         "version",
+        "medium" if code else "low",
+    )
+
+
+def _plain_value(kind: str, name: str, frame: Frame, called: str) -> Told | None:
+    """A value of one of Python's own types, or None, where a package's code asks an object for an attribute: something
+    else was handed over, or nothing."""
+    hit = re.search(rf"{RECEIVER}\.{re.escape(name)}\b", frame.code)
+    if hit is None:
+        return None
+    value, package, code = f"`{hit['what']}`", frame.package, _code(frame)
+    what = "None" if kind == "NoneType" else f"a {kind}"
+    handed = called.replace(", called", "")
+    instead = (
+        "an argument that wasn't given, a field that the config lacks, something that wasn't found"
+        if kind == "NoneType"
+        else "a name or a path, and not what is loaded from it; settings in text that fill the field"
+    )
+    return Told(
+        f"{value} is {what} where {package} asks for its `.{name}`{code}.",
+        f"Something handed over{handed} is {what} in the place of an object that has `{name}`: look what becomes "
+        f"{value} there ({instead}).",
+        f"{package} 访问 `.{name}` 时，{value} 是 {kind}。",
+        f"检查传给 {package} 的内容：{value} 应是带有 `{name}` 的对象，而不是 {kind}。",
+        confidence="low" if kind == "NoneType" else "medium",
+    )
+
+
+def _key_of_package(package: str, key: str, place: str, called: str, code: str) -> Told | None:
+    """A key that a package's own code reads, where the log shows the code: it may be of what it was handed."""
+    if not code:
+        return None
+    return Told(
+        f"{package}'s own code reads the key {key}, which isn't there{code}: what it was handed (settings, a config, a "
+        "state) lacks it, or it is a fault of that release.",
+        f"Print the keys of what is read at {place}{called}. Does the key have to come from your side, add it; else "
+        f"another release of {package}, newer first: its known issues name {key}.",
+        f"{package} 自己的代码读取不存在的键 {key}：传给它的内容（设置、配置、状态）缺少该键，或是该版本的缺陷。",
+        f"打印 {place} 处所读内容的键：若应由自己提供，补上；否则换一个 {package} 版本（先试新版）。",
+        "version",
+        "low",
     )
 
 
