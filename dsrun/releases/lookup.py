@@ -176,7 +176,11 @@ def look_up(path: str, parameter: str = "") -> NameRecord:
     if parameter:
         return _parameter(package, module, rest, path, parameter)
     if not rest:
-        instead = next((entry.text for entry in module.of("~")), "")
+        after = 1 << module.releases.bit_length()
+        moved = (entry.text for entry in module.of("~"))
+        # What took its place may have gone with it, or since.
+        there = (name for name in moved if (other := package.module(name)) and other.releases & after)
+        instead = next(there, "")
         because = "most of its names are there" if instead else ""
         return NameRecord(package, path, "module", module.releases, instead=instead, because=because)
     return _name(package, module, path, rest[0]) if len(rest) == 1 else _member(package, module, rest, path)

@@ -80,6 +80,7 @@ FORMS = {
     "counted": _COUNTED,
     "list": _BY_FORM["list"],
     "url": _BY_FORM["url"],
+    "model": re.compile(r"(?<![\w./-])(?P<value>[\w.-]{1,96}(?:/[\w.-]{1,96})?)(?= is not a local folder)"),
     "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),
     "from": _FROM_TO,
     **{kind: form for kind, form in _BY_FORM.items() if kind != "number"},

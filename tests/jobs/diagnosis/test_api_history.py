@@ -152,6 +152,27 @@ def test_an_override_without_a_parameter_is_the_scripts_to_change():
     assert "num_items_in_batch=None" in found.next_step
 
 
+def test_an_override_in_a_class_that_is_named_after_the_packages():
+    frame = PACKAGE.format("transformers/modeling_utils.py", "gradient_checkpointing_enable")
+    call = "OwnPreTrainedModel._set_gradient_checkpointing()"
+    found = answer(f"{OWN}{frame}TypeError: {call} got an unexpected keyword argument 'enable'")
+    assert "transformers hands the parameter `enable`" in found.summary and "since 4.35.0" in found.summary
+    assert "transformers<4.35.0" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("names", "direction"), [("AdamW, AnyToAnyPipeline", "newer"), ("AnyToAnyPipeline", "older")]
+)
+def test_names_before_the_one_that_is_missing_were_found(names, direction):
+    frame = PACKAGE.format("somelib/core.py", "<module>").replace(
+        "work(x)", f"from transformers import {names}"
+    )
+    found = answer(
+        f"{OWN}{frame}ImportError: cannot import name 'AnyToAnyPipeline' from 'transformers' (/x.py)"
+    )
+    assert found.api["direction"] == direction
+
+
 def test_an_override_that_takes_too_few():
     frame = PACKAGE.format("transformers/trainer.py", "_inner_training_loop")
     found = answer(

@@ -195,8 +195,8 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
 
     installed = releases_in(lines, [record.package.name]).get(record.package.name, "")
     record = _before_gap(record) if not installed else record
-    whole, beside = _with_whole_line(record, asked, raised) if asked.kind == "name" else (record, ())
-    direction = _direction(whole, installed, _possible(record, asked))
+    whole, beside, there = _with_whole_line(record, asked, raised)
+    direction = _direction(whole, installed, _possible(record, asked) & there)
     if not direction or (record.unread and not record.releases):
         return None
     if direction == NEVER and asked.kind == "attribute" and not _is_of_raiser(asked.path, raised):
@@ -244,22 +244,27 @@ def _before_gap(record: NameRecord) -> NameRecord:
 
 def _with_whole_line(
     record: NameRecord, asked: _Asked, raised: RaisedException
-) -> tuple[NameRecord, tuple[str, ...]]:
-    """The record with the releases that have all names of the line which imports this one, and those of them by which
-    the releases are fewer."""
+) -> tuple[NameRecord, tuple[str, ...], int]:
+    """The record with the releases that have all names of the line which imports this one, those of them by which the
+    releases are fewer, and the releases that may be installed: Python found the names before this one."""
+    there = record.package.every
     frame = raised.raiser
-    hit = IMPORT_LINE.match(frame.code) if frame and record.releases else None
+    hit = IMPORT_LINE.match(frame.code) if frame and record.releases and asked.kind == "name" else None
     names = [name.split(" as ")[0].strip(" ()\\") for name in hit["names"].split(",")] if hit else []
     if asked.name not in names:
-        return record, ()
+        return record, (), there
     releases, beside = record.releases, []
     module = asked.path.rpartition(".")[0]
-    for name in names:
+    for place, name in enumerate(names):
         other = _record(_Asked("name", f"{module}.{name}", name)) if name.isidentifier() else None
-        if other and other.releases and releases & other.releases not in (0, releases):
+        if other is None or not other.releases:
+            continue
+        if place < names.index(asked.name):
+            there &= other.releases
+        if releases & other.releases not in (0, releases):
             releases &= other.releases
             beside.append(f"{name} ({_bounds_of(other)})")
-    return replace(record, releases=releases), tuple(beside)
+    return replace(record, releases=releases), tuple(beside), there or record.package.every
 
 
 def _is_of_raiser(path: str, raised: RaisedException) -> bool:
@@ -433,7 +438,11 @@ def _parameter(call: str, parameter: str, raised: RaisedException) -> Iterator[_
     method = "" if function == "__init__" else f".{function}"
     for path in _classes(outer[-1], raised):
         is_sure = path.endswith(f".{outer[-1]}")
-        yield _Asked("parameter", f"{path}{method}", parameter, parameter, is_sure)
+        # A class of another name that is made of the package's, and which the package itself calls, has a method of its
+        # own in the place of that one.
+        calls_it = raised.raiser is not None and raised.raiser.package == path.partition(".")[0]
+        overridden = call if method and not is_sure and calls_it else ""
+        yield _Asked("parameter", f"{path}{method}", parameter, parameter, is_sure, overridden=overridden)
     if method and (path := _overridden(function, parameter, raised)):
         yield _Asked("parameter", path, parameter, parameter, overridden=call)
     if not method and (path := _likely_base(outer[-1], parameter)):
@@ -603,10 +612,11 @@ def _means(found: ApiFinding) -> str:
         asks = f" {found.caller} calls it without." if found.caller else ""
         return f"{what} is there, and required, since {found.package} {found.gone}.{asks}{here}"
     span = f"{found.first} to {found.last}" if found.first else f"up to {found.last}"
-    asks = f" {found.caller} asks for it." if found.caller else ""
+    caller = "The" + REMOTE_CODE[3:] if found.caller == REMOTE_CODE else found.caller
+    asks = f" {caller} asks for it." if caller else ""
     if found.overridden:
         asks = f" {found.overridden} overrides that method without it."
-    since = f"since {found.first}{' at the latest' if found.came_between else ''}"
+    since = f"since {found.first}{' (or a release just before it)' if found.came_between else ''}"
     left = f"between {found.last} and {found.gone}" if found.gone_between else f"in {found.gone}"
     because = {
         NEWER: f"{what} is in {found.package} {since} only, and the installed one is older.",
