@@ -294,10 +294,22 @@ class SignatureIndex:
     def _in_line(self) -> LiteralSearch:
         return LiteralSearch(self._owners)
 
+    @cached_property
+    def _patterns(self) -> dict[bytes, list[re.Pattern[str]]]:
+        """The texts, each with the patterns that need it: several signatures have the same, and differ in what stands
+        around."""
+        return {
+            text: list(dict.fromkeys(signature.compiled for signature in owners))
+            for text, owners in self._owners.items()
+        }
+
     def is_in(self, text: str) -> bool:
         """Whether any signature's pattern is in a line."""
         line = narrow(text)
-        return any(signature.compiled.search(line) for signature in self._possible(line))
+        if any(signature.compiled.search(line) for signature in self._always):
+            return True
+        texts = self._in_line.texts_in(folded(line.encode("utf-8", errors="replace")))
+        return any(pattern.search(line) for found in texts for pattern in self._patterns[found])
 
     def of_message(self, message: str) -> FailureSignature | None:
         """The signature of an exception's message, which no other signature knows: the first of a file counts."""
