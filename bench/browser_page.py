@@ -4,8 +4,9 @@
     python bench/browser_page.py ... --pictures FOLDER --output docs/reference/browser-measured.md
 
 SITE is what `python docs/in_browser.py && mkdocs build --site-dir SITE` made. It is served below a path, as code hosts
-do it, and Chromium can reach nothing else. LOGS.json is a list of objects with "text"; without it the examples of
-signatures are the logs. The command line runs in this process, with the options that the page sends.
+do it, and Chromium can reach nothing else. LOGS.json is a list of objects with "text"; without it the logs are the
+healthy and the cancelled ones of the tests, and examples of signatures. The command line runs in this process, with the
+options that the page sends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import contextlib
 import datetime
 import io
 import json
-import math
 import os
 import platform
 import random
@@ -46,9 +46,6 @@ FOR_TRAINING: tuple[Mapping[str, Any], ...] = (
     {"gpus": 1}, {"gpus": 4, "seq_len": 2048}, {"gpus": 8, "nodes": 2, "host_memory": "512GiB"},
     {"gpus": 2, "method": "lora"}, {"gpus": 8, "layouts": True, "seq_len": 1024}, {"purpose": "inference"},
 )  # fmt: skip
-ROUNDING = 1e-12
-"""The part by which a number may differ: the browser has another libm, whose exp and pow end in another digit at times,
-and sum() adds floats more exactly since Python 3.12."""
 ASK = """
 const [requests, done] = arguments;
 (async () => {
@@ -72,8 +69,6 @@ class Group:
     cases: list[tuple[dict[str, Any], list[str], dict[str, str]]]
     """The page's request, the command's words, and the files that it needs."""
     equal: int = 0
-    rounded: int = 0
-    """How many are equal but for the last digits of a number."""
     refused: int = 0
     """How many both refuse, with the same words."""
     different: list[str] = field(default_factory=list)
@@ -189,11 +184,13 @@ def names(count: int) -> Group:
 
 
 def example_logs(count: int) -> list[str]:
-    """Examples of signatures, as logs."""
+    """The whole logs that the tests have, and examples of signatures."""
     from dsrun.jobs.diagnosis.signatures import find_signatures
 
+    whole = sorted((ROOT / "tests/jobs/diagnosis/peaceful").glob("*.log"))
     examples = [example for signature in find_signatures().values() for example in signature.examples]
-    return random.Random(0).sample(examples, count)
+    texts = [path.read_text(encoding="utf-8") for path in whole]
+    return texts + random.Random(0).sample(examples, count - len(texts))
 
 
 def said(words: Sequence[str], files: Mapping[str, str]) -> tuple[Any, str]:
@@ -225,8 +222,6 @@ def compare(driver: Any, group: Group) -> None:
         problems = answer.get("problems")
         if value is not None and answer.get("value") == value:
             group.equal += 1
-        elif value is not None and not first_difference(answer.get("value"), value):
-            group.rounded += 1
         elif (
             value is None
             and problems
@@ -247,8 +242,6 @@ def first_difference(left: Any, right: Any, path: str = "$") -> str:
             (one, other, f"{path}[{place}]")
             for place, (one, other) in enumerate(zip(left, right, strict=True))
         ]
-    elif isinstance(left, float) and isinstance(right, float) and math.isclose(left, right, rel_tol=ROUNDING):
-        return ""
     else:
         return "" if left == right else f"{path}: {json.dumps(left)[:200]} and {json.dumps(right)[:200]}"
     return next(filter(None, (first_difference(*pair) for pair in pairs)), "")
@@ -328,7 +321,7 @@ def main() -> int:
         groups,
         start,
         version,
-        (f"{len(texts)} real ones" if given.logs else "examples of signatures"),
+        (f"{len(texts)} real ones" if given.logs else "whole ones of the tests, and examples of signatures"),
     )
     print(text)
     for group in groups:
@@ -358,7 +351,7 @@ def isolated() -> Iterator[None]:
 def report(groups: Sequence[Group], start: float, version: str, kind: str) -> str:
     """The page of the comparison."""
     rows = "".join(
-        f"| {group.title} | {len(group.cases)} | {group.equal} | {group.rounded} | {group.refused} "
+        f"| {group.title} | {len(group.cases)} | {group.equal} | {group.refused} "
         f"| {len(group.different)} | {statistics.median(group.seconds):.2f} | {max(group.seconds):.2f} |\n"
         for group in groups
     )
@@ -368,17 +361,18 @@ def report(groups: Sequence[Group], start: float, version: str, kind: str) -> st
 
 Made by `python bench/browser_page.py` on {today}: [the page](../howto/in-the-browser.md) in Chromium {version},
 served below a path, with no way to another host, against the command line with `--json` and the same options on Python
-{python}. Equal means the same JSON, key by key and number by number. Some numbers of plans, such as chances, may differ
-by less than 1 part in 10^12: the browser has another libm. Refused means that neither has JSON and the page's words are
-the command's.
+{python}. Equal means the same JSON, key by key and number by number. A plan's numbers have 12 digits: what comes after
+them depends on a machine's libm, and the browser has another one. Refused means that neither has JSON and the page's
+words are the command's.
 
-| | asked | equal JSON | but for last digits | refused alike | different | median seconds in the browser | most |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| | asked | equal JSON | refused alike | different | median seconds in the browser | most |
+| --- | --- | --- | --- | --- | --- | --- |
 {rows}
-The logs are {kind}. Every tenth config is an accelerate YAML, half of them are judged for a drawn release of
+The logs are {kind}.
+Every tenth config is an accelerate YAML, half of them are judged for a drawn release of
 DeepSpeed, a third for 8 V100s. Plans are by formula on both sides (`--no-trace`), of drawn models and cards: presets,
 LoRA, several nodes, layouts and inference. Python and dsrun started in {start:.1f} s, on two cores, from this machine's
-disk. The full lane repeats it, with the examples of signatures as logs.
+disk. The full lane repeats it.
 """
 
 

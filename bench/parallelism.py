@@ -106,6 +106,7 @@ OWN = {
     "qwen3-tiny": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen2-tiny": {"model_type": "qwen2", "tie_word_embeddings": True},
     "mistral-tiny": {"model_type": "mistral", "tie_word_embeddings": False, "sliding_window": 16},
+    "mistral-long-tiny": {"model_type": "mistral", "tie_word_embeddings": False, "sliding_window": 4096},
     "mixtral-tiny": {
         "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False,
     },

@@ -70,6 +70,25 @@ def install(*names: str) -> str:
     return join(["pip", "install", *_requirements(names)])
 
 
+TORCH = "torch==2.13.0"
+"""The torch of README's lines."""
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+"""Where torch's builds without CUDA are: elsewhere Linux gets CUDA's libraries with it, 5 GB."""
+
+
+def install_all(*, gpus: bool) -> str:
+    """README's command that installs what training needs: dsrun's extras, from the clone where it runs from one."""
+    from shlex import quote
+
+    clone = Path(__file__).resolve().parents[1]
+    extras = "[train,gpu]" if gpus else "[train]"
+    place = "." if clone == Path.cwd() else str(clone)
+    target = f"-e {quote(place + extras)}" if (clone / "setup.cfg").is_file() else quote(f"dsrun{extras}")
+    if gpus:
+        return f"pip install {TORCH} {target}"
+    return f"pip install --no-deps {TORCH} --index-url {CPU_WHEELS} && pip install {target}"
+
+
 @contextmanager
 def needed(package: str, where: str) -> Iterator[None]:
     """A context for imports of an optional package: its absence is a DsrunError with the command that installs it.

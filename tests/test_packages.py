@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,32 @@ def test_an_egg_counts_and_a_bare_folder_is_no_package(tmp_path, monkeypatch):
     assert packages.installed([str(tmp_path)]) == {"egg-one": "3.1", "egg-two": "0.19.8"}
     assert packages.installed_version("bare-one") is None
     assert packages.installed_version("not-there-at-all") is None
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_the_command_for_training_is_readmes(monkeypatch, gpus):
+    """A hint that on a machine without GPUs would bring CUDA's libraries leads astray."""
+    root = Path(packages.__file__).resolve().parents[1]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(root)
+    steps = packages.install_all(gpus=gpus).replace("'", "").split(" && ")
+    line = next(line for line in readme.splitlines() if "venv" in line and ("gpu]" in line) is gpus)
+    assert all(f".venv/bin/{step}" in line.replace("'", "") for step in steps)
+    monkeypatch.chdir("/")
+    assert f"-e '{root}[" in packages.install_all(gpus=gpus) or f"-e {root}[" in packages.install_all(
+        gpus=gpus
+    )
+
+
+def test_what_lacks_torch_is_told_that_command(monkeypatch, tmp_path):
+    from dsrun.jobs.assembly.checks import packages as checks
+
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda _: None)
+    for driver, expected in ((tmp_path, "[train,gpu]"), (tmp_path / "none", "whl/cpu && ")):
+        monkeypatch.setattr(checks, "DRIVER", driver)
+        (problem,) = checks.absent_packages(["torch", "deepspeed"], "training")
+        assert "torch, deepspeed" in problem.what
+        assert expected in problem.hint
+    (problem,) = checks.absent_packages(["peft"], "training")
+    assert "peft" in problem.hint
+    assert "torch" not in problem.hint

@@ -212,12 +212,24 @@ class Diff(TypedDict):
 
 
 class ModelRow(TypedDict):
-    """A model that is known by name."""
+    """A model that is known by name. Sizes are those of its text part: context in tokens, experts of one block."""
 
     name: str
     parameters: int
     summary: str
     repository: str | None
+    network: str | None
+    context: int | None
+    layers: int | None
+    hidden_size: int | None
+    heads: int | None
+    kv_heads: int | None
+    experts: int | None
+    experts_per_token: int | None
+    prompt_format: str
+    licence: str | None
+    source: str | None
+    file: str
 
 
 class Models(TypedDict):

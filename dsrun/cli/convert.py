@@ -8,6 +8,7 @@ import click
 
 from dsrun.cli.output.results import file_of, write_out
 from dsrun.cli.parsing.options import TableCommand, given, options_of
+from dsrun.errors import DsrunError
 from dsrun.options.commands import ConvertOptions
 from dsrun.options.declare import select
 
@@ -27,10 +28,18 @@ def command(file: str, **values: Any) -> None:
     from dsrun.config.accelerate.convert import convert
     from dsrun.config.presets.options import Options
     from dsrun.config.validation.sources import one
+    from dsrun.trainers.describe import describe
 
     options = given(ConvertOptions, values).options
     output = file_of(options.output)
-    converted = convert(one(file), options.to, output, select(Options, options))
+    source = one(file)
+    if source.is_yaml and source.path is not None and (what := describe(source.path)).foreign:
+        raise DsrunError(
+            f"{what.what}; convert is for DeepSpeed's configs, accelerate's and FSDP's",
+            where=file,
+            hint=what.next_step,
+        )
+    converted = convert(source, options.to, output, select(Options, options))
     if converted.dropped:
         click.echo(
             f"dsrun: warning: left out, as there is no word for it: {', '.join(converted.dropped)}", err=True

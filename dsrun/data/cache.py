@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.data.inputs import CONFIG, EVAL, OF_MODEL, TOKENIZER, TRAIN, WEIGHTS, needed, read_all, read_inputs
+from dsrun.data.rows import ending
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import why_not_writable
 from dsrun.host.system import nearest_there
@@ -71,7 +72,7 @@ def named(model: ModelSpec, data: DataSpec, inputs: Inputs) -> Prepared:
     ]  # fmt: skip
 
     def rows(files: Iterable[InputFile], weights: Sequence[float] = ()) -> str:
-        digests = [f"{Path(file.path).suffix.lower()} {file.digest}" for file in files]
+        digests = [f"{ending(Path(file.path))} {file.digest}" for file in files]
         name = _digest(*map(str, options), *digests, *map(str, weights))
         return str(root / "rows" / f"{name}.arrow")
 

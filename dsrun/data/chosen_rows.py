@@ -17,7 +17,7 @@ from pathlib import Path
 from dsrun.data.cache import cache_root
 from dsrun.data.conversations import BadRowError, Row, TextDocument
 from dsrun.data.inputs import TRAIN, digest_of
-from dsrun.data.rows import PLAIN, kind_of, read_rows
+from dsrun.data.rows import PLAIN, ending, kind_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 
@@ -62,7 +62,7 @@ def _key(files: Sequence[Path], *choice: object) -> str:
     for path in files:
         with explained("can't be read", path):
             digest.update(digest_of(path, TRAIN).encode())
-        digest.update(path.suffix.lower().encode())
+        digest.update(ending(path).encode())
     return digest.hexdigest()[:12]
 
 

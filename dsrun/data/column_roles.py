@@ -7,15 +7,15 @@ or where the word stands in it. Columns that only count or name something (promp
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from dsrun.catalog import closest
 
 PROMPTS = (
     "prompt", "instruction", "question", "query", "input", "problem", "user", "human", "request", "document", "article",
-    "passage", "sentence", "review", "comment", "dialogue", "text", "content", "source", "问题", "提问", "指令", "输入",
-    "文本", "内容", "评论",
+    "passage", "sentence", "review", "comment", "dialogue", "text", "content", "source", "src", "问题", "提问", "指令",
+    "输入", "文本", "内容", "评论",
 )  # fmt: skip
 """Words for what a model is asked, or given; the surest first."""
 LABELS = (
@@ -23,8 +23,8 @@ LABELS = (
 )  # fmt: skip
 """Words for a class that a text has."""
 RESPONSES = (
-    "completion", "response", "output", "answer", "reply", "assistant", "solution", "target", "summary", "highlight",
-    "回答", "答案", "输出", "回复", "摘要", *LABELS,
+    "completion", "response", "output", "answer", "reply", "assistant", "solution", "target", "tgt", "summary",
+    "highlight", "回答", "答案", "输出", "回复", "摘要", *LABELS,
 )  # fmt: skip
 """Words for what the model is to say; the surest first."""
 NO_TEXT = frozenset({
@@ -36,6 +36,8 @@ COUNTED = frozenset({"num", "is", "has", "n"})
 """First words of such columns."""
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[一-鿿]+")
 PREFERENCES = frozenset({"chosen", "rejected"})
+VERDICT = frozenset({"label", "kto_tag", "desirable"})
+"""Columns that say by true and false whether an answer is a good one (KTO's rows)."""
 
 
 class Roles(NamedTuple):
@@ -91,3 +93,9 @@ def nearest(names: Collection[str], words: Sequence[str]) -> str | None:
 def are_preferences(names: Collection[str]) -> bool:
     """Whether rows compare two answers."""
     return set(names) >= PREFERENCES
+
+
+def verdict_column(row: Mapping[str, object]) -> str | None:
+    """The column that says of a row's answer whether it is a good one, beside a prompt and an answer."""
+    name = next((name for name in row if name in VERDICT and isinstance(row[name], bool)), None)
+    return name if name and roles_of([other for other in row if other != name]).both else None

@@ -33,6 +33,8 @@ MEDIA = {"image": "images", "video": "videos", "audio": "sound", "sound": "sound
 
 ONLY_TEXT = "and only text is trained on"
 """The end of the reason for a row that holds images, videos or sound."""
+CONTEXT = "context"
+"""The column of a text that a question is about, as Dolly's and SQuAD's rows have it."""
 EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
 """Values of a column that a row leaves empty."""
 
@@ -207,9 +209,16 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     for column in columns[:2]:
         _check_filled(row.get(column), column, blanks=columns.blanks)
     history = _history(row.get(columns.history))
-    turns = (*history, Turn(str(row[columns.prompt]), str(row[columns.response])))
-    # The reference recipe has no words for a system text, and reads no such column.
-    return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
+    beside = row.get(CONTEXT) if CONTEXT in _beside(columns) else None
+    extra = beside if isinstance(beside, str) and beside.strip() else ""
+    turns = (*history, Turn(str(row[columns.prompt]), str(row[columns.response]), extra))
+    return Conversation(turns, _text(row.get("system")) if "system" in _beside(columns) else "")
+
+
+def _beside(columns: Columns) -> tuple[str, ...]:
+    """The columns that prompt-response rows may have beside their own. The reference recipe has no words for such
+    texts, and reads none."""
+    return () if columns.blanks else tuple(name for name in ("system", CONTEXT) if name not in columns.names)
 
 
 def _are_messages(value: Any) -> TypeGuard[list[Any]]:
@@ -273,7 +282,7 @@ FORMATS = {
     PROMPT_RESPONSE: DataFormat(
         _prompt_response,
         lambda columns: (columns.prompt, columns.response),
-        also=lambda columns: (columns.history, *(() if columns.blanks else ("system",))),
+        also=lambda columns: (columns.history, *_beside(columns)),
     ),
     MESSAGES: _of_messages("messages"),
     SHAREGPT: _of_messages("conversations", "conversation"),

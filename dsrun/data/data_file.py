@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
 from dsrun.catalog import closest
-from dsrun.data.column_roles import PROMPTS, RESPONSES, Roles, are_preferences, nearest, roles_of
+from dsrun.data.column_roles import (
+    PROMPTS,
+    RESPONSES,
+    Roles,
+    are_preferences,
+    nearest,
+    roles_of,
+    verdict_column,
+)
 from dsrun.data.conversations import (
     AUTO,
     ONLY_TEXT,
@@ -24,7 +34,7 @@ from dsrun.data.conversations import (
     missing_columns,
     texts_of,
 )
-from dsrun.data.rows import FORMATS, PLAIN, first_rows, format_of, keys_of, kind_of, read_rows
+from dsrun.data.rows import FORMATS, PLAIN, first_lines, first_rows, format_of, keys_of, kind_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.declare import flag_of
 from dsrun.options.table import FormatOptions
@@ -89,6 +99,9 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         hint = f"The chosen ones alone are answers: {COLUMN_FLAGS[0]} prompt {COLUMN_FLAGS[1]} chosen."
         fault = "has chosen and rejected answers, and dsrun trains on answers, not on preferences"
         return [Problem(fault, where, hint)]
+    if data_format == AUTO and (verdict := next(filter(None, map(verdict_column, good)), None)):
+        fault = f"column {verdict!r} says which answers are good ones, and dsrun trains on all of them"
+        return [Problem(fault, where, f"Keep those: {_jq(path, f'select(.{verdict})')}")]
     kind = data_format if data_format != AUTO else detect(names, columns) or PROMPT_RESPONSE
     absent = missing_columns(names, kind, columns)
     if (
@@ -97,7 +110,9 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         and tuple(columns.names[:2]) == UNNAMED
         and len(names) > 1
     ):
-        return [_unknown_roles(names, where)]
+        return [_unknown_roles(names, where, _unpacking(path, good))]
+    if absent and kind == PROMPT_RESPONSE and (unpacking := _unpacking(path, good)):
+        return [Problem(f"no column {absent[0]!r}; there are: {', '.join(names)}", where, unpacking)]
     if absent:
         read_in = " in its first line" if kind_of(path) == "csv" else ""
         return [
@@ -110,7 +125,8 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         ]
     if media := next(filter(None, (_media(row, kind, columns) for row in good)), ""):
         return [Problem(media, where, "Train on rows of text alone: leave out those that need more.")]
-    return [] if (why := _all_bad(good, kind, columns)) is None else [Problem(why, where)]
+    why = _all_bad(good, kind, columns)
+    return [] if why is None else [Problem(why, where, _taking_texts(path, good[0], kind, columns))]
 
 
 def _media(row: dict[str, Any], kind: str, columns: Columns) -> str:
@@ -122,14 +138,72 @@ def _media(row: dict[str, Any], kind: str, columns: Columns) -> str:
     return ""
 
 
-def _unknown_roles(names: list[str], where: str) -> Problem:
-    """The problem of a file of which nobody knows what is asked and what is answered."""
+def _jq(path: Path, program: str) -> str:
+    """The command that makes another JSONL file of a file's rows."""
+    rows = ""
+    if kind_of(path) == "json":  # one list, or the one list in an object
+        rows = ".[] | " if first_lines(path, 1)[0].startswith("[") else ".[][]? | "
+    return f"jq -c {quote(rows + program)} {quote(path.name)} > new.jsonl"
+
+
+def _unpacking(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    """A hint at the columns or messages that lie in an object or a list of each row; empty where a row has texts of its
+    own that could be a prompt and an answer, or where nothing lies so."""
+    row = rows[0]
+    names = [name for name, value in row.items() if isinstance(value, (dict, list)) and value]
+    if kind_of(path) not in ("json", "jsonl") or not names or roles_of([*row.keys() - set(names)]).both:
+        return ""
+    name, value = names[0], row[names[0]]
+    if isinstance(value, dict):
+        return f"{name!r} holds an object; its keys as columns: {_jq(path, _key(name))}"
+    if all(isinstance(part, dict) for part in value) and {"role", "from"} & value[0].keys():
+        return f"{name!r} holds messages: {_jq(path, f'{{messages: {_key(name)}}}')}"
+    kinds = f"objects with {', '.join(value[0])}" if isinstance(value[0], dict) else type(value[0]).__name__
+    return f"{name!r} holds a list ({kinds}): make a row of a question and an answer of each, or of messages."
+
+
+def _key(name: str) -> str:
+    """A column in jq's words."""
+    return (
+        f".{name}" if name.isidentifier() and name.isascii() else f".[{json.dumps(name, ensure_ascii=False)}]"
+    )
+
+
+def _taking_texts(path: Path, row: dict[str, Any], kind: str, columns: Columns) -> str:
+    """A hint at the texts that lie deeper in a prompt or an answer than in the column itself; empty where none does."""
+    if kind != PROMPT_RESPONSE or kind_of(path) not in ("json", "jsonl"):
+        return ""
+    found = {name: inside for name in columns[:2] if (inside := _inside(row.get(name)))}
+    changes = " | ".join(f"{_key(name)} = {_key(name)}{inside}" for name, inside in found.items())
+    return f"Take the texts out: {_jq(path, changes)}" if found else ""
+
+
+def _inside(value: Any) -> str:
+    """The way to the first text in an object or a list, in jq's words; empty where there is none, or it is a text."""
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        parts = ((_key(str(key)), part) for key, part in value.items())
+    elif isinstance(value, list):
+        parts = [("[0]", value[0])] if value else []
+    for step, part in parts:
+        if isinstance(part, str):
+            return step
+        if way := _inside(part):
+            return step + way
+    return ""
+
+
+def _unknown_roles(names: list[str], where: str, unpacking: str = "") -> Problem:
+    """The problem of a file of which nobody knows what is asked and what is answered. unpacking: a hint for rows whose
+    texts lie deeper."""
     known = roles_of(names)
     prompt = known.prompt or nearest(names, PROMPTS) or "COLUMN"
     response = known.response or nearest([name for name in names if name != prompt], RESPONSES) or "COLUMN"
     fault = f"which columns are prompts and responses isn't plain; there are: {', '.join(names)}"
     near = "Did you mean: " if "COLUMN" not in (prompt, response) else "Name them: "
     hint = f"{near}{COLUMN_FLAGS[0]} {quote(prompt)} {COLUMN_FLAGS[1]} {quote(response)}"
+    if unpacking:
+        return Problem(fault, where, unpacking)
     return Problem(fault, where, f"{hint}; plain text: {COLUMN_FLAGS[3]} NAME.")
 
 
@@ -188,9 +262,10 @@ def bad_rows(path: Path, columns: Columns, data_format: str = AUTO) -> BadRows:
 
 def _other_form(path: Path) -> str:
     """A hint at the form of a file whose rows can't be read, where its beginning tells; else empty."""
-    with path.open(encoding="utf-8-sig") as file:
-        first, second = file.readline().strip(), file.readline().strip()
+    first, second = first_lines(path, 2)
     kind = kind_of(path)
+    if kind == "jsonl" and first.replace(" ", "").startswith("[{"):
+        return f"Each row is a list of messages: {_jq(path, '{messages: .}')}"
     if kind == "jsonl" and first == "{":
         return f"Each row has to be on one line: jq -c . {path.name} > new.jsonl"
     if kind == "jsonl" and first.startswith("{'"):

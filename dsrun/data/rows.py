@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import csv
+import importlib
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from dsrun.data.conversations import (
     AUTO,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 __all__ = [
-    "BadRowError", "Row", "about_how_many", "file_columns", "first_rows", "format_of", "keys_of", "kind_of",
+    "BadRowError", "Row", "about_how_many", "ending", "file_columns", "first_rows", "format_of", "keys_of", "kind_of",
     "read_rows", "texts_of",
 ]  # fmt: skip
 
@@ -38,6 +40,8 @@ PLAIN, PARQUET = "txt", "parquet"
 FORMATS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": PARQUET, ".txt": PLAIN,
 }  # fmt: skip
+PACKED = {".gz": "gzip", ".bz2": "bz2"}
+"""Endings of compressed files -> the module that unpacks them."""
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """Rows of a file that are read to tell its format and columns, and to check it before a launch."""
@@ -61,8 +65,9 @@ def read_rows(path: Path, digest: _Hash | None = None) -> Iterator[tuple[int, Ro
             yield from _READERS[kind](path, file)
             while digest is not None and kind == PARQUET and file.read(BLOCK_BYTES):
                 pass  # pyarrow reads by the path, in its own order; the others have come to the end of `file`
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror or error}", where=str(path)) from error
+    except (OSError, EOFError, zlib.error) as error:  # the last two: of a compressed file
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DsrunError(f"can't be read: {reason}", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise DsrunError(
             f"is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x})",
@@ -91,8 +96,17 @@ class _Tapped(io.RawIOBase):
         super().close()
 
 
-def _opened(path: Path, digest: _Hash | None) -> BinaryIO:
-    return path.open("rb") if digest is None else io.BufferedReader(_Tapped(path, digest), BLOCK_BYTES)
+def _opened(path: Path, digest: _Hash | None = None) -> BinaryIO:
+    """The bytes of a file, unpacked where its ending says that it is compressed; the digest gets them as they lie."""
+    file = path.open("rb") if digest is None else io.BufferedReader(_Tapped(path, digest), BLOCK_BYTES)
+    module = PACKED.get(path.suffix.lower())
+    return file if module is None else cast("BinaryIO", importlib.import_module(module).open(file, "rb"))
+
+
+def ending(path: Path) -> str:
+    """The ending that says what a file is: ".jsonl", or ".jsonl.gz"."""
+    last = path.suffix.lower()
+    return Path(path.stem).suffix.lower() + last if last in PACKED else last
 
 
 def _text(file: BinaryIO, newline: str | None = None) -> io.TextIOWrapper:
@@ -102,7 +116,7 @@ def _text(file: BinaryIO, newline: str | None = None) -> io.TextIOWrapper:
 
 def _how_to_convert(path: Path) -> str:
     """The command that makes UTF-8 of a file. UTF-16 has a mark; Excel's other encoding in China is GB18030."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     new = quote(f"{path.stem}-utf8{path.suffix}")
     if utf16:
@@ -120,11 +134,15 @@ def weighted_file(text: str) -> tuple[Path, float]:
 
 def kind_of(path: Path) -> str:
     """How a file is read, by its ending: a value of FORMATS. Raises DsrunError for another ending."""
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
+    name, _, packed = ending(path).rpartition(".")
+    kind = FORMATS.get(name or f".{packed}")
+    if kind is None or (
+        name and kind == PARQUET
+    ):  # Parquet packs its own columns, and is read from any place
         sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
-        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}Known: {', '.join(FORMATS)}"
-        raise DsrunError(f"unknown kind of data file {path.suffix!r}", where=str(path), hint=hint)
+        known = f"Known: {', '.join(FORMATS)}, or packed: .jsonl.gz"
+        hint = f"{'Save it as CSV (UTF-8) in the spreadsheet. ' * sheet}{known}"
+        raise DsrunError(f"unknown kind of data file {ending(path)!r}", where=str(path), hint=hint)
     return kind
 
 
@@ -141,7 +159,8 @@ def _read_jsonl(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
 def _refuse_json(path: Path) -> None:
     """Raise DsrunError where the file is one list in JSON."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        with _opened(path) as file:
+            value = json.loads(_text(file).read())
     except (ValueError, RecursionError):
         return
     if isinstance(value, list) and any(isinstance(row, dict) for row in value):
@@ -189,7 +208,7 @@ def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
 
 def _read_csv(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(FIELD_BYTES)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter = "\t" if ending(path).startswith(".tsv") else ","
     reader = csv.DictReader(_text(file, newline=""), delimiter=delimiter)
     try:
         for number, row in enumerate(reader, 1):
@@ -246,7 +265,7 @@ def about_how_many(path: Path) -> int | None:
         return int(pq.read_metadata(path).num_rows)
     if kind in ("json", PLAIN):
         return None
-    with path.open("rb") as file:
+    with _opened(path) as file:
         lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
     return lines - (kind == "csv")
 
@@ -266,6 +285,13 @@ def format_of(path: Path, columns: Columns, data_format: str = AUTO) -> str:
 def first_rows(path: Path) -> list[Row]:
     """The first CHECKED_ROWS rows of a file. Raises DsrunError for a file that can't be read."""
     return [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
+
+
+def first_lines(path: Path, count: int) -> list[str]:
+    """The first lines of a text file, without white space around them; empty ones where it has fewer."""
+    with _opened(path) as file:
+        text = _text(file)
+        return [text.readline().strip() for _ in range(count)]
 
 
 def file_columns(path: Path) -> list[str]:

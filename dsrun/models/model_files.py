@@ -22,6 +22,8 @@ TYPES: dict[str, tuple[type, str]] = {
     "parameters": (int, "a whole number, such as 6_243_584_000"),
     "repository": (str, "a text"),
     "prompt_format": (str, "a text"),
+    "licence": (str, "a text"),
+    "source": (str, "a text"),
     "architecture": (dict, "a table"),
     "random": (dict, "a table"),
     "tokenizer": (dict, "a table"),
@@ -47,6 +49,10 @@ class ModelFile:
     """The transformers config."""
     repository: str | None = None
     """Its repository on the Hugging Face hub."""
+    licence: str = ""
+    """The name of its weights' licence."""
+    source: str = ""
+    """Where its sizes were read: repositories and paths."""
     random: dict[str, Any] | None = None
     """Settings of drawn weights, where there are none to download."""
     tokenizer: dict[str, Any] = field(default_factory=dict)

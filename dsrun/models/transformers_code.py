@@ -1,6 +1,8 @@
 """The installed transformers' classes for a model_type, read from its source files: it takes seconds to import.
 
-The tables are lists of pairs (models/auto/modeling_auto.py), the rest are constants of classes.
+The tables are lists of pairs (models/auto/modeling_auto.py), the rest are constants of classes. Where transformers
+isn't installed, as in a browser, the answers are those that were recorded of one release (transformers_code.json, made
+by `python -m tools.transformers_code`).
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
@@ -34,12 +37,51 @@ SDPA = "_supports_sdpa"
 CAPPED = frozenset(("gemma2", "vaultgemma"))
 """Types whose attention caps its scores. torch's SDPA leaves the caps out without a word, and the classes say that they
 have SDPA in transformers 5.0 to 5.17 at least; in 5.23 they say that they haven't."""
+RECORD = Path(__file__).with_suffix(".json")
+Answer = TypeVar("Answer")
+Words = ParamSpec("Words")
+
+
+def recorded(
+    made: Callable[[Any], Any], empty: Any
+) -> Callable[[Callable[Words, Answer]], Callable[Words, Answer]]:
+    """A question to transformers' source that the record answers where there is no source.
+
+    made: the answer from JSON. empty: the answer to what the record doesn't have.
+    """
+
+    def asked(read: Callable[Words, Answer]) -> Callable[Words, Answer]:
+        @functools.wraps(read)
+        def answered(*words: Words.args, **named: Words.kwargs) -> Answer:
+            if _folder() is not None:
+                return read(*words, **named)
+            value = record()["answers"][read.__name__].get(" ".join(map(str, (*words, *named.values()))))
+            answer: Answer = empty if value is None else made(value)
+            return answer
+
+        return answered
+
+    return asked
+
+
+def _sets(rows: list[list[str]]) -> tuple[frozenset[str], ...]:
+    return tuple(map(frozenset, rows))
+
+
+@functools.cache
+def record() -> dict[str, Any]:
+    """What was recorded of a release: its version under "transformers", its tables, and its "answers" by question."""
+    value: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return value
 
 
 @functools.cache
 def table(name: str) -> Mapping[str, str]:
-    """model_type -> the class that one of the tables in modeling_auto.py names; empty without transformers."""
-    path = (_folder() or Path()) / AUTO
+    """model_type -> the class that one of the tables in modeling_auto.py names."""
+    folder = _folder()
+    if folder is None:
+        return MappingProxyType(record()["tables"].get(name, {}))
+    path = folder / AUTO
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     # Only the table is parsed: the whole file takes longer than all else that happens before a job starts.
     match = re.search(rf"^{name}\b.*?^\)", text, re.MULTILINE | re.DOTALL)
@@ -59,6 +101,7 @@ def multimodal_class(model_type: str) -> str | None:
     return next((table(name)[model_type] for name in MULTIMODAL if model_type in table(name)), None)
 
 
+@recorded(tuple, ())
 def required_inputs(model_type: str, name: str) -> tuple[str, ...]:
     """The inputs without which a model's class can't compute: arguments of its forward that have no default.
 
@@ -73,6 +116,7 @@ def required_inputs(model_type: str, name: str) -> tuple[str, ...]:
     return tuple(argument.arg for argument in taken[1 : len(taken) - len(forward.args.defaults)])
 
 
+@recorded(tuple, ())
 def kernel_packages(model_type: str) -> tuple[str, ...]:
     """The packages whose kernels a model's layers with a state take, as pip names them, by the source of its class.
 
@@ -86,6 +130,7 @@ def kernel_packages(model_type: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(STATE_PACKAGES.get(name, name.replace("_", "-")) for name in asked))
 
 
+@recorded(str, None)
 def text_type(model_type: str) -> str | None:
     """The model_type of the text part of a model that has others beside it; None where transformers knows none."""
     classes = _config_classes(model_type)
@@ -109,6 +154,7 @@ def _sub_config(node: ast.ClassDef, key: str) -> str:
     return ""
 
 
+@recorded(dict, {})
 def config_defaults(model_type: str) -> dict[str, Any]:
     """The values that transformers' config of a model_type has where a config.json has none, as far as they are
     plain numbers, texts and switches."""
@@ -117,6 +163,7 @@ def config_defaults(model_type: str) -> dict[str, Any]:
     return _defaults(node, classes) if node else {}
 
 
+@recorded(_sets, ())
 def config_aliases(model_type: str) -> tuple[frozenset[str], ...]:
     """The keys of a model_type's config that stand for one another (its class's attribute_map)."""
     classes = _config_classes(model_type)
@@ -158,7 +205,7 @@ def _defaults(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict[s
 @functools.cache
 def _config_classes(model_type: str) -> Mapping[str, ast.ClassDef]:
     """The classes in the file with a model_type's config; none where there is no such file."""
-    models = (_folder() or Path()) / "models"
+    models = _source() / "models"
     usual = model_type.replace("-", "_")
     for module in (usual, usual.removesuffix("_text"), usual.removesuffix("_text_model")):
         path = models / module / f"configuration_{module}.py"
@@ -188,6 +235,7 @@ def _is_called(node: ast.stmt, name: str) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == name
 
 
+@recorded(bool, None)
 def supports(model_type: str, flag: str) -> bool | None:
     """A class flag of a language model, or of one with more than text: `_supports_sdpa`, `_supports_flash_attn`.
 
@@ -207,6 +255,13 @@ def _folder() -> Path | None:
     return Path(places[0]) if places else None
 
 
+def _source() -> Path:
+    """The folder of the installed transformers, for what is asked only where it is there."""
+    if folder := _folder():
+        return folder
+    raise FileNotFoundError("transformers is not installed")
+
+
 def _pairs(node: ast.expr) -> dict[str, str]:
     """A list of (model_type, class); of several classes the first."""
     classes = {}
@@ -222,7 +277,7 @@ def _pairs(node: ast.expr) -> dict[str, str]:
 
 def _module_of(model_type: str, name: str) -> Path | None:
     """The file that defines a class: by the model_type, else by looking."""
-    models = (_folder() or Path()) / "models"
+    models = _source() / "models"
     usual = model_type.replace("-", "_")
     for module in (usual, usual.removesuffix("_text")):
         path = models / module / f"modeling_{module}.py"

@@ -359,11 +359,13 @@ OLMO = Family(
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "granite": LLAMA,
+    "internlm3": replace(LLAMA, head=128, only={"qkv_bias": False, "bias": False}),
     "smollm3": replace(LLAMA, tied=True),
     "mistral": Family(),
-    "ministral3": Family(),
+    "ministral3": Family(head=128),
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "exaone4": Family(block=Block(qk_norm=True)),
     "qwen2": Family(qkv_bias=True),
     "qwen2_vl_text": Family(qkv_bias=True),
     "qwen2_5_vl_text": Family(qkv_bias=True),
@@ -371,13 +373,14 @@ FAMILIES: dict[str, Family] = {
         block=Block(qk_norm=True), qkv_bias="attention_bias", out_bias="attention_bias", head=128),
     "qwen3_vl_moe_text": Family(
         block=Block(qk_norm=True), experts=Mixture(EXPERTS), qkv_bias="attention_bias",
-        out_bias="attention_bias", head=128, only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+        out_bias="attention_bias", only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
     "qwen3_5_text": Family(**DELTA),
     "qwen3_5_moe_text": Family(
         **DELTA, experts=DELTA_EXPERTS, keys={"intermediate_size": ("intermediate_size", "moe_intermediate_size")}),
     "qwen3_next": Family(**DELTA, experts=DELTA_EXPERTS, only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
     "llama4_text": Family(
         keys={"intermediate_size": ("intermediate_size_mlp",)}, qkv_bias="attention_bias", out_bias="attention_bias",
+        head=128,
         experts=Mixture(
             ("num_local_experts",), "intermediate_size", step="interleave_moe_layer_step", always_shared=True)),
     "glm4v_text": Family(
@@ -422,7 +425,7 @@ FAMILIES: dict[str, Family] = {
         experts=Mixture(EXPERTS, shared="shared_expert_intermediate_size", gates=1), qkv_bias=True,
         only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
     "qwen3_moe": Family(
-        block=QWEN3, experts=Mixture(EXPERTS), qkv_bias="attention_bias", out_bias="attention_bias", head=128,
+        block=QWEN3, experts=Mixture(EXPERTS), qkv_bias="attention_bias", out_bias="attention_bias",
         only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
     "gpt_oss": Family(
         block=Block(norm="gemma", inside=6, scores=(2, 6)), head=64,
@@ -431,6 +434,6 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
     "deepseek_v3": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
     "glm4_moe": Family(
-        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", head=128, qk_norm_key="use_qk_norm"),
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", qk_norm_key="use_qk_norm"),
 }  # fmt: skip
 """model_type -> family."""

@@ -114,7 +114,7 @@ def gpu_memory(setup: Setup, *, optimizer_states: bool = True, room: float = mat
     held, passing = persistent(setup), temporary(setup)
     if not optimizer_states:
         held.pop("moments", None)
-    states = sum(held.values())
+    states = math.fsum(held.values())
     above = within_step(setup, passing)
     if not optimizer_states:
         above["step"] = 0.0
@@ -136,7 +136,7 @@ def within_step(
     backward, the others in it.
     """
     sizes = {
-        moment: sum(
+        moment: math.fsum(
             share * passing.get(name, 0.0) for name, share in shares.items() if names is None or name in names
         )
         for moment, shares in (AT_ON_CPU if cpu else AT).items()
@@ -378,7 +378,7 @@ def starting(setup: Setup, held: Mapping[str, float]) -> float:
         )
     names = ["weights", "master"]
     names += ["moments", "reduce_bucket"] if setup.engine == "deepspeed" and setup.stage == 3 else []
-    return sum(held.get(name, 0.0) for name in names)
+    return math.fsum(held.get(name, 0.0) for name in names)
 
 
 def flattening(setup: Setup, held: Mapping[str, float]) -> float:

@@ -9,6 +9,7 @@ gpu_memory are added to the host's, with the differences that torch and DeepSpee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -161,12 +162,12 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
     held = {"processes": PROCESS_GIB * GIB * ranks, **offloaded(setup)}
     if setup.activations_device == "cpu":
         held["block_inputs"] = setup.block_inputs * ranks
-    rounding = sum(count * (power_of_two(size) - size) for size, count in pinned_blocks(setup))
+    rounding = math.fsum(count * (power_of_two(size) - size) for size, count in pinned_blocks(setup))
     if rounding > 0 and not native_pinning:
         held["pinned_rounding"] = rounding
     # It comes and goes while all else is there; before the export the last one has gone.
     held["checkpoint_copy"] = copy = copied_bytes(setup)
-    training = sum(held.values())
+    training = math.fsum(held.values())
     loading = held.get("weights", 0.0) + held.get("pinned_twice", 0.0)
     # from_pretrained makes the model on the host in every process, and DeepSpeed moves it. zero.Init fills each rank's
     # share as it reads, and with FSDP each rank reads its own; the file's pages are the kernel's to take back.
@@ -242,7 +243,7 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     if setup.stage == 3 and setup.gpus > 1:
         passing["gloo_copy"] = touched
     passing["kept_by_malloc"] = not_given_back = _not_given_back(setup, passing)
-    states = sum(held.values())
+    states = math.fsum(held.values())
     between_steps = ranks * (states + not_given_back)
     processes = (CPU_PROCESS_GIB + (CUDA_LIBRARIES_GIB if cuda_build else 0)) * GIB * ranks
     weights = width * setup.shape.parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dsrun.planner.gpu_memory import untracked_gib
@@ -70,7 +71,7 @@ def inference(
     terms = {"weights": on_gpu, "cache": cache / gpus, "working": working}
     if beams > 1:
         terms["reordered"] = cache / shape.layers / 2
-    total = sum(terms.values()) + untracked_gib(gpus) * GIB
+    total = math.fsum(terms.values()) + untracked_gib(gpus) * GIB
     return Inference(width, terms, total, host=weights if offloaded else 0.0)
 
 

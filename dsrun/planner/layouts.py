@@ -327,7 +327,7 @@ def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
     far += 0.0 if experts_inside else m * experts * per_node
     far += 0.0 if zero_inside else reduced * layout.tp
     terms = {name: value for name, value in {**terms, **adam}.items() if value}
-    return _Timed(setup, divided, sum(terms.values()), terms, near, far)
+    return _Timed(setup, divided, math.fsum(terms.values()), terms, near, far)
 
 
 def reasons(plan: LayoutPlan, room: MemoryBudget) -> list[str]:

@@ -231,6 +231,29 @@ def described(sizes: Mapping[str, Any], model_type: str) -> Shape:
     return Shape(**{**sizes, "assumed": assumed})
 
 
+def stated(config: Mapping[str, Any], where: str, parameters: int) -> Shape:
+    """The shape of a network without formulas whose parameters are known, from its config alone, as `described`.
+
+    Raises DsrunError for a config without the sizes that every network has.
+    """
+    reader = ModelConfig(config, where)
+    layers, hidden, heads = map(reader.needed, ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    sizes = {
+        "parameters": parameters,
+        "layers": layers,
+        "hidden": hidden,
+        "intermediate": reader.size("intermediate_size", "shared_intermediate_size") or 4 * hidden,
+        "heads": heads,
+        "kv_heads": reader.size("num_key_value_heads") or heads,
+        "head_dim": reader.size("head_dim") or max(1, hidden // heads),
+        "vocab": reader.needed("vocab_size"),
+        "tied": reader.switch("tie_word_embeddings", False),
+        "positions": reader.size("max_position_embeddings"),
+    }
+    reader.check()
+    return described(sizes, str(config.get("model_type")))
+
+
 def config_of(shape: Shape, model_type: str = "llama") -> dict[str, Any] | None:
     """A transformers config of this shape, the other way round from `from_config`; None where the network differs.
 
@@ -337,7 +360,11 @@ def _short(value: float) -> str:
 LIMITS = (
     "dsrun plans for decoder-only language models: dense ones and the mixtures of experts among its families."
 )
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""A config's keys for the experts of a block."""
+CHOSEN = ("num_experts_per_tok", "top_k_experts")
+"""Its keys for those that a token goes through."""
+EXPERTS = (*EXPERT_COUNTS, *CHOSEN)
 
 
 def _mixes(model_type: str) -> bool:

@@ -10,6 +10,7 @@ Psi is the number of weights, N the ranks. 1 GB is 10^9 bytes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,7 +179,7 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     if dequantize:
         terms["dequantize"] = micro_steps * dequantize
     optimizer_terms(setup, hardware, terms)
-    seconds = sum(terms.values())
+    seconds = math.fsum(terms.values())
     needed = micro_steps * tokens * flops_a_token(setup, again=0.0)
     return Speed(
         seconds_per_step=seconds,
@@ -196,7 +197,7 @@ def slow_network(setup: Setup, hardware: Hardware) -> str | None:
     pace = speed(setup, hardware)
     rate = _rate(setup, hardware)
     seconds = pace.bytes_per_step / (1e9 * rate)
-    computing = sum(pace.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
+    computing = math.fsum(pace.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
     if seconds <= computing:
         return None
     across = (setup.nodes - 1) / setup.nodes

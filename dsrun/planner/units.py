@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dsrun.errors import DsrunError
 
@@ -12,6 +14,9 @@ BYTES = {
 }  # fmt: skip
 COUNTS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
+
+DIGITS = 12
+"""Digits of a planned number that are the same on every machine: the rest depends on its C library's exp and erf."""
 
 
 def size(text: str, where: str) -> float:
@@ -53,3 +58,18 @@ def count(text: str, where: str) -> float:
 
 def _number(text: str) -> float:
     return float(text.replace("_", ""))
+
+
+def significant(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's values for machines, with the DIGITS of their numbers that are the same everywhere."""
+    return {key: _shortened(value) for key, value in values.items()}
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return significant(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_shortened(item) for item in value]
+    return value

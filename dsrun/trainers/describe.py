@@ -29,6 +29,8 @@ class Description:
     named: str | dict[str, Any] | None = None
     """The DeepSpeed config that it names, or holds."""
     readable: bool = True
+    foreign: bool = False
+    """Whether it is known to be neither accelerate's nor DeepSpeed's."""
 
 
 def describe(path: Path) -> Description:
@@ -48,13 +50,13 @@ def of_values(values: Mapping[str, Any], name: str) -> Description:
     quoted = shlex.quote(name)
     known, what = recognise.recognised(values), recognise.other(values)
     if what and (known is None or not {"dataset", "datasets", "train_file"} & set(values)):
-        return Description(f"looks like {what}", named=_named(values))
+        return Description(f"looks like {what}", named=_named(values), foreign=True)
     if known is not None and known.name == ACCELERATE:
         step = f"It says how ranks are started: dsrun launch --accelerate {quoted} SCRIPT, or dsrun import {quoted}"
         return Description("is accelerate's YAML", step, _named(values))
     if known is not None:
         step = f"Make a run file of it: dsrun import {quoted} -o run.toml"
-        return Description(f"looks like a training of {known.title}'s", step, _named(values))
+        return Description(f"looks like a training of {known.title}'s", step, _named(values), foreign=True)
     if set(DEEPSPEED) & set(values):
         return Description(
             "is a DeepSpeed config", f"Train with it: dsrun finetune MODEL --deepspeed {quoted}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from dsrun.config import tree
@@ -56,6 +57,7 @@ PLAIN_SHELL = (
     "exit",
     "nvidia-smi",
     "trap",
+    "tee",
 )
 """Commands that train nothing and that a run of dsrun's doesn't need, or needs in the same shell."""
 
@@ -122,7 +124,7 @@ def _prepared_lines(
 def not_a_trainers(values: Mapping[str, Any], what: str = "") -> str:
     """What a file is that no trainer reads."""
     if what:
-        return f"looks like {what}, not like a training"
+        return f"looks like {what}, not like a training that dsrun reads"
     keys = ", ".join(list(map(str, values))[:4])
     return f"is no file that dsrun knows, with the keys {keys}" if keys else "has no keys"
 
@@ -137,8 +139,7 @@ def _hint(values: Mapping[str, Any], path: Path) -> str:
 def _script(path: Path, text: str) -> ForeignRun:
     script = shell.read(text)
     if not script.commands:
-        hint = f"It looks for lines that start {', '.join(_programs())}, or python."
-        raise DsrunError("starts no training that dsrun knows", where=str(path), hint=hint)
+        raise DsrunError(_no_training(script), where=str(path), hint=_looked_for(script))
     command, *more = script.commands
     run = _of_command(command, path)
     for other in more:
@@ -165,6 +166,29 @@ def _script(path: Path, text: str) -> ForeignRun:
     return run
 
 
+def _no_training(script: shell.Script) -> str:
+    """What a script starts in place of a training that dsrun knows."""
+    if started := _own_module(script):
+        return f"starts {started[1]}, which is no trainer that dsrun knows (line {started[0]})"
+    return "starts no training that dsrun knows"
+
+
+def _looked_for(script: shell.Script) -> str:
+    if started := _own_module(script):
+        return (
+            f"What it trains stands in its code. dsrun starts it as it is: dsrun launch -m {started[1]} ..."
+        )
+    return f"It looks for lines that start {', '.join(_programs())}, or python."
+
+
+def _own_module(script: shell.Script) -> tuple[int, str] | None:
+    """The line and the module of the first `python -m MODULE`."""
+    for line, words in script.others:
+        if found := re.search(r"\bpython[\d.]*\s+-m\s+([\w.]+)", words):
+            return line, found[1]
+    return None
+
+
 def _programs() -> list[str]:
     """Programs that start a training."""
     return [*(name for trainer in trainers().values() for name in trainer.starts), *shell.LAUNCHERS]
@@ -183,6 +207,12 @@ def _of_command(command: shell.Command, path: Path) -> ForeignRun:
         None,
     )
     base: ForeignRun | None = None
+    if command.program == "tune" and file is None and isinstance(recipe := given.get("config"), str):
+        raise DsrunError(
+            f"names {recipe}, a config of torchtune's own, which isn't here",
+            where=where,
+            hint=f"Copy it: tune cp {shlex.quote(recipe)} {PurePath(recipe).name}.yaml, and import that file.",
+        )
     if file is not None:
         given.pop("config", None)
         found = Draft(next(iter(trainers().values())), {}, folder=path.absolute().parent).find(file)

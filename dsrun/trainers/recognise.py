@@ -52,15 +52,16 @@ MOSTLY = 0.5
 
 
 def recognised(values: Mapping[str, Any]) -> ForeignTrainer | None:
-    """The trainer whose arguments these are; None for nobody's."""
-    best: tuple[float, ForeignTrainer] | None = None
+    """The trainer whose arguments these are, None for nobody's: the one that has most of them, and of equals the one
+    that more of them tell of."""
+    best: tuple[tuple[float, int], ForeignTrainer] | None = None
     for trainer in trainers().values():
         given = trainer.prepare(dict(values))
         telling = sum(key in given for key in trainer.telling)
         known = arguments.declared(trainer.name)
         share = sum(key in known or _written_out(trainer, key) for key in given) / max(1, len(given))
         if telling >= LEAST or (telling and share >= MOSTLY):
-            score = telling + share
+            score = share, telling  # the Trainer's own arguments are in all that are built on it
             if best is None or score > best[0]:
                 best = (score, trainer)
     return best[1] if best else None

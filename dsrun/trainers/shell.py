@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -15,8 +15,22 @@ from dsrun.trainers import arguments
 
 VARIABLE = re.compile(r"\$(?:\{(?P<long>\w+)(?::?[-=](?P<default>[^}]*))?\}|(?P<short>\w+))")
 ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+WHOLE = re.compile(r"\$(?:\{\w+\}|\w+)")
+"""A word that is a variable and nothing else: without quotes the shell makes words of its value."""
+ARRAY = re.compile(
+    r"(?:(?:export|local|readonly|declare(?:\s+-\w+)?)\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<words>.*)\)\s*;?",
+    re.DOTALL,
+)
+OPENED = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=\((?!\()")
+"""The beginning of an array."""
+ELEMENTS = re.compile(r"\$\{(?P<name>\w+)\[(?P<place>@|\*|\d+)\]\}")
+SUBSTITUTED = re.compile(r"\$\((?!\()(?:[^()]|\([^()]*\))*\)|`[^`]*`")
+ARITHMETIC = re.compile(r"\$\(\([^()]*\)\)")
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
 REDIRECTED = re.compile(r"\d?>{1,2}&?\S*|&")
+JOINED = re.compile(r"(?<!\S)(?:\d?>&\d|\d?>&-|&>>?\s*\S+)")
+"""Redirections with an & that ends no command."""
 WRAPPERS = (
     "srun",
     "nohup",
@@ -100,11 +114,58 @@ class Script:
 
 def read(text: str) -> Script:
     """A script taken apart. What can't be read as words is among the others."""
-    script, variables = Script(), dict[str, str]()
+    script, values = Script(), Values()
     for number, line in _logical(text, script):
+        if array := ARRAY.fullmatch(line):
+            values.keep(array)
+            continue
         for part in _parts(line):
-            _command(part, number, variables, script)
+            _command(part, number, values, script)
     return script
+
+
+@dataclass
+class Values:
+    """What a script's variables hold, as far as it sets them."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+
+    def keep(self, array: re.Match[str]) -> None:
+        """Keep the words of an array; `+=` appends."""
+        words = [word for part in _parts(array["words"]) for word in self.filled(part)]
+        self.arrays[array["name"]] = [*(self.arrays.get(array["name"], ()) if array["more"] else ()), *words]
+
+    def filled(self, words: Sequence[str]) -> list[str]:
+        """A command's words with the variables in them. An array, and a variable by itself that holds options or a
+        command, are as many words as they hold."""
+        filled: list[str] = []
+        for word in words:
+            element = ELEMENTS.fullmatch(word)
+            array = self.arrays.get(element["name"]) if element else None
+            if element and array is not None and element["place"] in "@*":
+                filled += array
+                continue
+            value = self.text(word)
+            # Quotes are gone by now: a path with a space in it, which begins with no dash, was in some.
+            several = WHOLE.fullmatch(word) and " " in value and (value.startswith("-") or not filled)
+            filled += split(value) if several else [value]
+        return filled
+
+    def text(self, word: str) -> str:
+        """A word with its variables filled in."""
+
+        def value(match: re.Match[str]) -> str:
+            name = match["long"] or match["short"]
+            return self.texts.get(name, match["default"] if match["default"] is not None else match[0])
+
+        def element(match: re.Match[str]) -> str:
+            array = self.arrays.get(match["name"], [])
+            if match["place"] in "@*":
+                return " ".join(array) or match[0]
+            return array[int(match["place"])] if int(match["place"]) < len(array) else match[0]
+
+        return VARIABLE.sub(value, ELEMENTS.sub(element, word))
 
 
 def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
@@ -115,6 +176,9 @@ def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
         while line.rstrip().endswith("\\"):
             _, more = next(lines, (0, ""))
             line = f"{line.rstrip()[:-1]} {more}"
+        while OPENED.search(line) and line.count("(") > line.count(")"):
+            _, more = next(lines, (0, ")"))
+            line = f"{line} {more.partition(' #')[0]}" if not more.lstrip().startswith("#") else line
         stripped = line.strip()
         if stripped.startswith(("#SBATCH", "#PBS", "#BSUB")):
             script.directives.append(stripped)
@@ -135,6 +199,7 @@ def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
 def _parts(line: str) -> Iterator[list[str]]:
     """The commands of a line, in words."""
     try:
+        line = JOINED.sub(" ", SUBSTITUTED.sub(_named, ARITHMETIC.sub(_close, line)))
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
         lexer.whitespace_split, lexer.commenters = True, "#"
         words = list(lexer)
@@ -153,9 +218,29 @@ def _parts(line: str) -> Iterator[list[str]]:
         yield part
 
 
-def _command(words: list[str], line: int, variables: dict[str, str], script: Script) -> None:
+def _named(match: re.Match[str]) -> str:
+    """What a command prints, as one word: $(scontrol...)."""
+    inner = match[0].strip("`") if match[0].startswith("`") else match[0][2:-1]
+    program = re.sub(r"[^\w./-]", "", (inner.split() or [""])[0]).rstrip(".")
+    return f"$({program}...)"
+
+
+def _close(match: re.Match[str]) -> str:
+    """A sum without the spaces in it."""
+    return re.sub(r"\s", "", match[0])
+
+
+def split(text: str) -> list[str]:
+    """A text's words; itself where its quotes are open."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _command(words: list[str], line: int, values: Values, script: Script) -> None:
     own: dict[str, str] = {}
-    words = [_filled(word, variables) for word in words]
+    words = values.filled(words)
     if words and words[0] == "export":
         words = words[1:]
         if not any("=" in word for word in words):
@@ -164,25 +249,28 @@ def _command(words: list[str], line: int, variables: dict[str, str], script: Scr
         own[match["name"]] = match["value"]
         words = words[1:]
     if not words:
-        variables |= own
+        values.texts |= own
+        return
+    if inner := _of_a_shell(words):
+        for part in _parts(inner):
+            _command(part, line, Values({**values.texts, **own}, values.arrays), script)
         return
     words = [word for word in words if not REDIRECTED.fullmatch(word)]
     command = _training(words, line)
     if command is None:
         script.others.append((line, shlex.join(words)))
         return
-    command.variables = {**variables, **own}
+    command.variables = {**values.texts, **own}
     script.commands.append(command)
 
 
-def _filled(word: str, variables: Mapping[str, str]) -> str:
-    """A word with its variables filled in, as far as the script sets them."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match["long"] or match["short"]
-        return variables.get(name, match["default"] if match["default"] is not None else match[0])
-
-    return VARIABLE.sub(value, word)
+def _of_a_shell(words: Sequence[str]) -> str:
+    """The commands that a shell is given as a text (`srun bash -c "..."`); empty for another command."""
+    words = _unwrapped(list(words))
+    if not words or PurePath(words[0]).name not in SHELLS:
+        return ""
+    flag = next((place for place, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), None)
+    return words[flag + 1] if flag is not None and flag + 1 < len(words) else ""
 
 
 def _training(words: list[str], line: int) -> Command | None:
@@ -240,7 +328,12 @@ def _starts(word: str) -> bool:
 
     name = PurePath(word).name
     known = {start for trainer in trainers().values() for start in trainer.starts}
-    return name in known or name in LAUNCHERS or re.fullmatch(r"python[\d.]*|bash|.*\.py", name) is not None
+    return (
+        name in known
+        or name in LAUNCHERS
+        or re.fullmatch(r"python[\d.]*|.*\.py", name) is not None
+        or name in SHELLS
+    )
 
 
 def _python(words: list[str], line: int) -> Command | None:

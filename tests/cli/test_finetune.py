@@ -488,7 +488,28 @@ def test_models_as_json(ask, untouched):
     by_name = {row["name"]: row for row in rows}
     assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000
     assert by_name["llama-tiny"]["repository"] is None
+    mixture = by_name["qwen3-30b-a3b"]
+    assert (mixture["experts"], mixture["experts_per_token"], mixture["kv_heads"]) == (128, 8, 4)
+    assert by_name["qwen3-8b"]["experts"] is None
     assert all({"name", "parameters", "summary", "repository"} <= set(row) for row in rows)
+
+
+def test_facts_of_one_model(ask, untouched):
+    answer = ask("models", "llama-4-scout-17b-16e")
+    assert (answer.code, answer.err) == (0, "")
+    for fact in (
+        r"parameters +108,641,793,536 \(108\.6B\)", "context +10,485,760 tokens", "experts +16 a block, 1 a token",
+        "heads +40, 8 of keys and values", r"licence +\S", r"source +\S",
+    ):  # fmt: skip
+        assert re.search(f"^{fact}", answer.out, re.MULTILINE), fact
+    (row,) = json.loads(ask("models", "llama-4-scout-17b-16e", "--json").out)["models"]
+    assert (row["layers"], row["hidden_size"], row["prompt_format"]) == (48, 5120, "chat-template")
+
+
+def test_facts_of_an_unknown_name(ask, untouched):
+    answer = ask("models", "qwen3-8")
+    assert (answer.code, answer.out) == (1, "")
+    assert "qwen3-8b" in answer.err
 
 
 @pytest.mark.parametrize("words", [("--checkpoint", "2"), ("--no-digests",)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.data.column_roles import RESPONSES, are_preferences, nearest, roles_of
+from dsrun.data.column_roles import RESPONSES, are_preferences, nearest, roles_of, verdict_column
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ from dsrun.data.column_roles import RESPONSES, are_preferences, nearest, roles_o
         (["评论", "标签"], "评论", "标签"),
         (["document", "summary"], "document", "summary"),
         (["source", "target"], "source", "target"),
+        (["src", "tgt"], "src", "tgt"),
         (["question", "answers", "source"], "question", "answers"),
         (["review", "sentiment"], "review", "sentiment"),
         (["text"], "text", None),
@@ -52,3 +53,10 @@ def test_a_slip_of_the_finger_is_near():
 def test_preferences():
     assert are_preferences(["prompt", "chosen", "rejected"])
     assert not are_preferences(["prompt", "chosen"])
+
+
+def test_answers_that_are_called_good_or_bad():
+    assert verdict_column({"prompt": "a", "completion": "b", "label": True}) == "label"
+    assert verdict_column({"messages": [], "kto_tag": False}) is None
+    assert verdict_column({"text": "a", "label": True}) is None, "two classes"
+    assert verdict_column({"prompt": "a", "completion": "b", "label": "good"}) is None

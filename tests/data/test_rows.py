@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
@@ -352,3 +353,76 @@ def test_a_single_column_may_be_the_text(tmp_path):
     path.write_text('{"body": "a text"}\n')
     assert all("--text-column body" in problem.hint for problem in check_data_file(path, COLUMNS))
     assert check_data_file(path, COLUMNS._replace(text="body")) == []
+
+
+@pytest.mark.parametrize("packed", rows.PACKED)
+@pytest.mark.parametrize("kind", [ending for ending in TABLES if ending != ".parquet"])
+def test_compressed_files_are_read_as_what_is_in_them(tmp_path, kind, packed):
+    import hashlib
+
+    plain = write(tmp_path, kind)
+    path = plain.with_name(plain.name + packed)
+    path.write_bytes(importlib.import_module(rows.PACKED[packed]).compress(plain.read_bytes()))
+    digest = hashlib.sha256()
+    assert list(read_rows(path, digest)) == list(read_rows(plain))
+    assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert rows.about_how_many(path) == rows.about_how_many(plain)
+    assert check_data_file(path, COLUMNS) == []
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DsrunError, match="can't be read"):
+        list(read_rows(path))
+    path.write_bytes(b"no such thing")
+    with pytest.raises(DsrunError, match="can't be read"):
+        list(read_rows(path))
+
+
+def test_what_is_compressed_otherwise_is_refused(tmp_path):
+    for name in ("a.gz", "a.parquet.gz", "a.jsonl.zip"):
+        with pytest.raises(DsrunError, match="unknown kind"):
+            rows.kind_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        ({"translation": {"en": "a", "de": "b"}}, ".translation"),
+        ({"dialogue": [{"role": "user", "content": "a"}]}, "{messages: .dialogue}"),
+        ({"id": "7", "body": {"messages": []}}, ".body"),
+        ({"a b": {"en": "a"}, "url": "x"}, '.["a b"]'),
+        ([{"role": "user", "content": "a"}], "{messages: .}"),
+        ({"question": "q", "answers": {"text": ["a"], "start": [1]}}, ".answers = .answers.text[0]"),
+        ({"prompt": "q", "completion": "a", "label": False}, "select(.label)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [".jsonl", ".json"])
+def test_texts_that_lie_deeper_have_a_command_that_takes_them_out(tmp_path, row, command, kind):
+    if kind == ".json" and isinstance(row, list):
+        pytest.skip("a list of lists is another fault")
+    path = write(tmp_path, kind, [row, row])
+    question, answer = ("prompt", "completion") if "prompt" in row else ("question", "answers")
+    columns = Columns(question, answer) if question in row else COLUMNS
+    (problem,) = check_data_file(path, columns)
+    rows_of = ".[] | " if kind == ".json" else ""
+    assert f"jq -c '{rows_of}{command}'" in problem.hint or f"jq -c {rows_of}{command} " in problem.hint
+
+
+def test_a_list_that_is_no_conversation_is_said_to_be_one(tmp_path):
+    path = write(tmp_path, ".jsonl", [{"title": "t", "paragraphs": [{"context": "c", "qas": []}]}])
+    (problem,) = check_data_file(path, COLUMNS)
+    assert "objects with context, qas" in problem.hint
+
+
+def test_the_text_that_a_question_is_about_is_read(tmp_path):
+    from dsrun.data.conversations import PROMPT_RESPONSE, content_of, unread_columns
+
+    row = {"context": "the sky is blue", "question": "colour?", "answer": "blue"}
+    columns = Columns("question", "answer")
+    (turn,) = content_of(row, PROMPT_RESPONSE, columns).turns
+    assert (turn.question, turn.extra, turn.answer) == ("colour?", "the sky is blue", "blue")
+    assert unread_columns(list(row), PROMPT_RESPONSE, columns) == []
+    (turn,) = content_of(row, PROMPT_RESPONSE, columns._replace(blanks=True)).turns
+    assert turn.extra == ""
+    (turn,) = content_of({**row, "context": {"other": []}}, PROMPT_RESPONSE, columns).turns
+    assert turn.extra == ""
+    (turn,) = content_of(row, PROMPT_RESPONSE, Columns("context", "answer")).turns
+    assert (turn.question, turn.extra) == ("the sky is blue", "")

@@ -12,7 +12,7 @@ import pytest
 from dsrun import catalog
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.errors import DsrunError
-from dsrun.models import model_files, multimodal, resolve
+from dsrun.models import model_files, multimodal, resolve, transformers_code
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.declare import entries
 from dsrun.planner.families import FAMILIES
@@ -23,7 +23,9 @@ PROMISED = {
     "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b", "llama-3.2-1b",
     "llama-3.3-70b", "chatglm2-tiny", "llama-tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-72b",
     "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-32b", "mistral-7b", "yi-6b", "gemma-2-9b", "gemma-3-1b",
-    "phi-3-mini", "phi-4-14b",
+    "phi-3-mini", "phi-4-14b", "llama-4-scout-17b-16e", "gemma-3-4b", "gemma-3-27b", "gemma-4-e2b", "gemma-4-26b-a4b",
+    "qwen2.5-vl-7b", "qwen3.5-0.8b", "olmo-2-7b", "olmo-3-7b", "internlm-3-8b", "minicpm-3-4b", "granite-3-8b",
+    "granite-4-h-tiny", "falcon-h1-7b", "glm-4.6-355b-a32b", "deepseek-v3.1-671b", "smollm3-3b",
 }  # fmt: skip
 FILES = model_files.list_models()
 
@@ -60,10 +62,12 @@ def test_a_model_file(model):
     assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
     text = multimodal.text_config(model.architecture)
-    assert text["model_type"] in FAMILIES
+    # Without formulas in the planner, transformers' own class says what the network is.
+    assert text["model_type"] in FAMILIES or transformers_code.config_defaults(text["model_type"])
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         assert text[key] > 0
     assert (model.repository is None) != (model.random is None)
+    assert bool(model.repository) == bool(model.licence) == bool(model.source)
 
 
 PUBLISHED = {
@@ -94,9 +98,11 @@ def test_the_count_is_that_of_transformers_own_class(model):
         network = kind._from_config(config)
     network.tie_weights()  # transformers 5.0 leaves that out on this device
     assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
-    rope, text = config.get_text_config().rope_parameters, multimodal.text_config(model.architecture)
-    rope = rope.get("full_attention", rope)  # Gemma 3 has a table for each kind of layer
-    assert rope["rope_theta"] == (text.get("rope_theta") or text["rope_parameters"]["rope_theta"])
+    text = multimodal.text_config(model.architecture)
+    ropes = (config.get_text_config().rope_parameters, {**text, **(text.get("rope_parameters") or {})})
+    # Gemma 3 and 4 have a table for each kind of layer; where a file says nothing, the class has a value of its own.
+    rope, told = (table.get("full_attention", table) for table in ropes)
+    assert rope["rope_theta"] == told.get("rope_theta", rope["rope_theta"])
 
 
 def test_the_fields_defaults_for_chatglm2():

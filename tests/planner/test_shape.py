@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from needed import since
 
 from dsrun.errors import DsrunError
-from dsrun.models import model_files, multimodal
+from dsrun.models import model_files, multimodal, transformers_code
 from dsrun.models.text_shape import shape_of
 from dsrun.planner.families import FAMILIES, Family
 from dsrun.planner.shape import EXPERTS, SIZES, Shape, from_config, from_numbers
@@ -61,10 +62,12 @@ VISION_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "m
 BASE = {
     "llama": GROUPED,
     "granite": {**GROUPED, **ENDS},
+    "internlm3": {**GROUPED, "head_dim": 32},
     "smollm3": {**GROUPED, **ENDS},
     "ministral3": {**GROUPED, **ENDS, "head_dim": 32},
     "olmo2": {**GROUPED, **ENDS},
     "olmo3": {**GROUPED, **ENDS},
+    "exaone4": {**GROUPED, **ENDS, "head_dim": 32, "sliding_window_pattern": 4},
     "qwen2_vl_text": {**GROUPED, **VISION_ROPE},
     "qwen2_5_vl_text": {**GROUPED, **VISION_ROPE},
     "qwen3_vl_text": {**GROUPED, "head_dim": 32},
@@ -171,6 +174,8 @@ COUNTS = [
     ("glm4_moe", {"n_shared_experts": 1, "use_qk_norm": False}, 217792),
     ("granite", {}, 105408),
     ("granite", {"attention_bias": True}, 105984),
+    ("internlm3", {}, 142272),
+    ("internlm3", {"attention_bias": True, "mlp_bias": True}, 144000),
     ("smollm3", {}, 99008),
     ("smollm3", {"attention_bias": True}, 99584),
     ("ministral3", {}, 142272),
@@ -179,6 +184,8 @@ COUNTS = [
     ("olmo2", {"attention_bias": True}, 106272),
     ("olmo3", {}, 105696),
     ("olmo3", {"tie_word_embeddings": True}, 99296),
+    ("exaone4", {}, 142464),
+    ("exaone4", {"tie_word_embeddings": True}, 136064),
     ("qwen2_vl_text", {}, 105792),
     ("qwen2_5_vl_text", {}, 105792),
     ("qwen2_5_vl_text", {"tie_word_embeddings": True}, 99392),
@@ -215,6 +222,12 @@ VARIANTS = [
 ]
 # And where a config is silent and transformers' class has a value of its own.
 SILENT = [("qwen3", "head_dim", 364224), ("gemma", "head_dim", 651968), ("glm", "attention_bias", 105792)]
+NAMED = [
+    model
+    for model in model_files.list_models()
+    if multimodal.text_config(model.architecture)["model_type"] in FAMILIES
+]
+"""The catalogue's models that are counted by formula; tests/models/test_resolve.py counts all of them."""
 NEEDED = {name for name in Family.SIZES if name not in (*Family.OPTIONAL, "num_key_value_heads")}
 LLAMA = {"model_type": "llama", **GROUPED}
 SEVEN = 7e9
@@ -305,7 +318,7 @@ def test_transformers_has_defaults(family, silent_on, weights):
     assert transformers_count(values)[0] == weights
 
 
-@pytest.mark.parametrize("model", model_files.list_models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", NAMED, ids=lambda model: model.name)
 def test_model_files_say_the_count(model):
     shape = shape_of(model.architecture, str(model.path), parameters=model.parameters)
     unloaded = multimodal.way(model.architecture) == multimodal.UNLOADED
@@ -631,3 +644,12 @@ def test_infinite_sizes(name):
 @pytest.mark.parametrize("parameters", [10**400, sys.float_info.max], ids=["whole", "float"])
 def test_more_than_a_float_holds(parameters):
     no_numbers(parameters)
+
+
+@since(transformers="5.23")
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_a_heads_width_where_a_config_has_none_is_transformers(model_type):
+    """A width of its own, or an equal share of the hidden size."""
+    assert FAMILIES[model_type].head == (
+        transformers_code.config_defaults(model_type).get("head_dim") or None
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from running import examples
 
 from dsrun.errors import DsrunError
-from dsrun.planner.units import count, size
+from dsrun.planner.units import count, significant, size
 
 SIZES = {
     "32GiB": 32 * 2**30,
@@ -160,3 +160,11 @@ def test_whole_numbers_are_exact(number, unit):
     power = "KMGT".index(unit[0]) + 1
     base = 1024 if "i" in unit else 1000
     assert size(f"{number}{unit}", "") == number * base**power
+
+
+def test_a_plans_numbers_have_the_digits_that_are_the_same_everywhere():
+    made = significant(
+        {"a": [0.1 + 0.2, {"b": 1234567890123.4567}], "c": (1, True), "d": "0.30000000000000004"}
+    )
+    assert made == {"a": [0.3, {"b": 1234567890120.0}], "c": [1, True], "d": "0.30000000000000004"}
+    assert significant({"a": 1.4185435439185922e-84}) == {"a": 1.41854354392e-84}

@@ -406,3 +406,102 @@ def test_fp8_is_fsdps(written):
     with pytest.raises(DsrunError, match="under FSDP only"):
         imported(written(given))
     assert "fp8" not in values(imported(written(LLAMA_FACTORY | {"fp8": False, "fp8_backend": "auto"})))
+
+
+ARGUMENTS = "--model_name_or_path m/m --dataset_name o/n --learning_rate 1e-4 --num_train_epochs 2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'srun --jobid 7 bash -c "torchrun --nproc_per_node 2 sft.py {ARGUMENTS}"',
+        f"CMD=\"torchrun --nproc_per_node 2 sft.py {ARGUMENTS}\"\nsrun -N 2 bash -lc \"$CMD\"",
+        f"CMD='torchrun --nproc_per_node 2 sft.py {ARGUMENTS}'\n$CMD 2>&1 | tee log.txt",
+        f'OPTIONS="{ARGUMENTS}"\ntorchrun --nproc_per_node=2 sft.py $OPTIONS &> log.txt',
+        f"ARGS=(\n  # of the lab\n  {ARGUMENTS.replace(' --', chr(10) + '  --')}  # usual\n)\n"
+        'torchrun --nproc_per_node 2 sft.py "${ARGS[@]}"',
+        "ARGS=(--model_name_or_path m/m)\nARGS+=( --dataset_name o/n --learning_rate 1e-4 )\n"
+        'torchrun --nproc_per_node 2 sft.py "${ARGS[@]}" --num_train_epochs 2',
+        "LRS=(1e-3 1e-4)\nexport MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n"
+        "torchrun --rdzv_endpoint $MASTER_ADDR:29500 --nproc_per_node 2 sft.py --model_name_or_path m/m \\\n"
+        "  --dataset_name o/n --num_train_epochs 2 --learning_rate ${LRS[1]}",
+    ],
+    ids=["bash -c", "a command kept", "a command in parts", "options kept", "an array", "an array that grows", "slurm"],
+)  # fmt: skip
+def test_what_a_shell_makes_of_a_command(written, text):
+    draft = imported(written(f"#!/bin/bash\nset -euo pipefail\n{text}\n", "run.sh"))
+    made = values(draft)
+    assert (draft.model, made["train_file"], made["lr"], made["epochs"], made["gpus"]) == (
+        "m/m", ["hf:o/n"], 1e-4, 2, 2
+    )  # fmt: skip
+    assert not [note for note in draft.notes if "no argument" in note or "not taken over" in note]
+
+
+def test_a_value_that_only_the_shell_knows_is_told_of(written):
+    script = f"LRS=(1e-3 1e-4)\nfor i in 0 1; do\ntrl sft {ARGUMENTS} --learning_rate ${{LRS[$i]}}\ndone\n"
+    draft = imported(written(script, "run.sh"))
+    assert draft.outcomes["learning_rate"].kind == DIFFERS
+    assert "${LRS[$i]}" in draft.outcomes["learning_rate"].text
+
+
+@pytest.mark.parametrize(
+    ("line", "trainer"),
+    [
+        ("torchrun src/train.py --stage sft --do_train --model_name_or_path m/m --dataset d --template qwen3 "
+         "--finetuning_type full --output_dir o --learning_rate 1e-5 --num_train_epochs 2", "llama-factory"),
+        ("torchrun t.py --model_name_or_path m/m --train_file a.jsonl --output_dir o --learning_rate 1e-5",
+         "transformers"),
+        ("torchrun s.py --model_name_or_path m/m --dataset_name a/b --max_length 9 --learning_rate 1e-5 --output_dir o",
+         "trl"),
+    ],
+)  # fmt: skip
+def test_a_script_is_the_trainers_that_has_all_its_arguments(written, line, trainer):
+    assert imported(written(line, "run.sh")).trainer.name == trainer
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("python -m verl.trainer.sft data.files=a.parquet", "starts verl.trainer.sft"),
+        ("tune run full_finetune_distributed --config llama3_1/8B_full epochs=2", "names llama3_1/8B_full"),
+    ],
+)
+def test_what_is_started_is_named(written, line, says):
+    with pytest.raises(DsrunError, match=says):
+        imported(written(f"{line}\n", "run.sh"))
+
+
+def test_a_builder_of_data_sets_is_none(written):
+    local = {"path": "json", "data_files": ["data/a.jsonl", "data/b.jsonl"], "type": "alpaca"}
+    draft = imported(written({**AXOLOTL, "datasets": [*AXOLOTL["datasets"], local]}, "a.yml"))
+    assert values(draft)["train_file"][-2:] == ["data/a.jsonl", "data/b.jsonl"]
+
+
+def test_an_older_name_of_a_limit_holds(written):
+    draft = imported(written(f"trl sft {ARGUMENTS} --max_seq_length 512\n", "run.sh"))
+    assert values(draft)["max_length"] == 512
+
+
+def test_divided_experts_are_dsruns(written):
+    experts = {
+        "plugins": ["axolotl.integrations.expert_parallel.ExpertParallelPlugin"],
+        "expert_parallel_size": 4,
+    }
+    whole = {
+        key: value for key, value in AXOLOTL.items() if not key.startswith(("adapter", "lora_", "load_"))
+    }
+    assert values(imported(written({**whole, **experts}, "a.yml")))["ep"] == 4
+    with pytest.raises(DsrunError, match="--ep divides experts whose weights are all trained"):
+        imported(written({**AXOLOTL, **experts}, "b.yml"))
+
+
+def test_convert_names_the_command_for_a_trainers_file(written):
+    from dsrun.cli import convert
+
+    for name, says in (("llama-factory", "dsrun import"), ("axolotl", "dsrun import")):
+        written(FILES[name])
+        done = CliRunner().invoke(convert.command, ["sft.yaml"])
+        assert isinstance(done.exception, DsrunError)
+        assert says in done.exception.problems[0].hint
+    written("apiVersion: v1\nkind: Pod\n", "pod.yaml")
+    assert "Kubernetes" in str(CliRunner().invoke(convert.command, ["pod.yaml"]).exception)

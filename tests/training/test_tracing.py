@@ -41,6 +41,14 @@ GRANITE = {
     "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32,
     "layer_types": ["mamba"] * 4 + ["attention"] + ["mamba"] * 4 + ["attention"],
 }  # fmt: skip
+IMAGES = {
+    "model_type": "gemma3", "text_config": GEMMA3, "mm_tokens_per_image": 4,
+    "vision_config": {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 7,
+    },
+}  # fmt: skip
+"""A text part with a tower that reads images."""
 LORA = {"rank": 8, "target": "all", "dropout": 0.0}
 
 
@@ -113,6 +121,15 @@ def alike(recording: Recording, events: list[Any]) -> list[tuple[Any, ...]]:
         found += [*sorted(run), (event.kind, event.segment, sizes[event.source] if event.source >= 0 else 0)]
         run = []
     return [*found, *sorted(run)]
+
+
+def test_towers_are_frozen_and_have_no_layers_of_the_text():
+    answer = process._answer({"describe": IMAGES})["described"]
+    recording, _ = unrolled(request(IMAGES, checkpointing=1))
+    frozen = sum(weight.elements for weight in recording.weights if not weight.trained)
+    assert (answer["layers"], len(recording.kinds)) == (12, 12)
+    assert answer["frozen"] == frozen > 0
+    assert sum(weight.elements for weight in recording.weights) == answer["parameters"]
 
 
 def test_layers_are_chosen_by_their_neighbours():

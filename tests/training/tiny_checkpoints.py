@@ -25,7 +25,9 @@ SMALL = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_global_key_value_heads": 2,
-    "global_head_dim": 16, "num_kv_shared_layers": 0, "intermediate_size_mlp": 48,
+    "global_head_dim": 16, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 32,
+    "mamba_d_state": 16, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+    "num_kv_shared_layers": 0, "intermediate_size_mlp": 48,
     # towers
     "depth": 2, "num_heads": 4, "out_hidden_size": 32, "patch_size": 4, "image_size": 16, "embed_dim": 32,
     "d_model": 32, "encoder_layers": 2, "projection_dim": 32, "vision_output_dim": 32,
@@ -52,6 +54,8 @@ def tiny_config(model_type: str, **text: Any) -> Any:
     part = fields.get("text_config") or fields
     if model_type == "gemma4":
         part["global_head_dim"] = 16  # no scale but its norms: with 512 attention picks single tokens
+    if part.get("kv_lora_rank"):
+        part["num_key_value_heads"] = part["num_attention_heads"]  # keys and values come out of one matrix
     part.update(text)
     if part.get("model_type") in SECTIONS:
         rope = part.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}
@@ -68,10 +72,15 @@ def _small(fields: dict[str, Any]) -> dict[str, Any]:
             made[key] = _small(value)
         elif key in SMALL and isinstance(value, int) and not isinstance(value, bool):
             made[key] = min(value, SMALL[key])
-        elif key in SMALL and isinstance(value, list):
+        elif (key, value) == ("num_experts_per_tok", None) or (key in SMALL and isinstance(value, list)):
             made[key] = SMALL[key]
+        elif key == "full_attn_idxs":
+            made[key] = [1]
+        elif key == "layer_types" and "full_attn_idxs" in fields:
+            continue  # it follows from them
         elif key in {"layer_types", "mlp_layer_types"} and value:
-            made[key] = [value[0], value[-1]]  # each kind once, where the last layer is another one
+            # Each kind once, where the last layer is another one; where all keep a state, as hybrids' defaults may.
+            made[key] = [value[0], "full_attention" if {*value} == {"linear_attention"} else value[-1]]
         elif key in {"deepstack_visual_indexes", "fullatt_block_indexes"}:
             made[key] = [0, 1]
         elif key.endswith(("_token_id", "_token_index")) and isinstance(value, int):
@@ -96,5 +105,6 @@ def write_checkpoint(folder: Path, model_type: str, *, seed: int = 0, **text: An
     model.save_pretrained(folder)
     specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     byte_tokenizer(TEMPLATE, specials).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "tiny"}', encoding="utf-8")
+    if config.get_text_config() is not config:
+        (folder / "preprocessor_config.json").write_text('{"image_processor_type": "tiny"}', encoding="utf-8")
     return model.eval()

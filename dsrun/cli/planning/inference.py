@@ -11,6 +11,7 @@ from dsrun.cli.output.results import print_json
 from dsrun.cli.planning.plan_case import USUAL_LENGTH
 from dsrun.cli.planning.plan_text import say
 from dsrun.planner.plan import FITS, OUT
+from dsrun.planner.units import significant
 from dsrun.words import GIB
 
 if TYPE_CHECKING:
@@ -76,14 +77,16 @@ def decide(subject: PlanSubject, target: PlanTarget, requested: Resolved[PlanOpt
 
 def value_of(plans: InferencePlans) -> dict[str, Any]:
     """The plans for machines."""
-    return {
-        "model": plans.model,
-        "place": plans.target.text,
-        "seq_len": plans.seq_len,
-        "batch": plans.batch,
-        "beams": plans.beams,
-        "inference": plans.widths,
-    }
+    return significant(
+        {
+            "model": plans.model,
+            "place": plans.target.text,
+            "seq_len": plans.seq_len,
+            "batch": plans.batch,
+            "beams": plans.beams,
+            "inference": plans.widths,
+        }
+    )
 
 
 def show(plans: InferencePlans) -> None:

@@ -15,6 +15,7 @@ from dsrun.cli.planning.plan_case import PlanCase, base_of
 from dsrun.jobs.assembly.planning.search import SURE, TIE
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT, MemoryBudget, chance
+from dsrun.planner.units import significant
 
 if TYPE_CHECKING:
     from dsrun.jobs.assembly.layouts import MarkedLayout
@@ -90,12 +91,14 @@ def _simple(layout: MarkedLayout) -> tuple[int, float]:
 
 def value_of(ranked: RankedLayouts) -> dict[str, Any]:
     """The layouts for machines."""
-    return {
-        "model": ranked.case.subject.name,
-        "place": ranked.case.target.text,
-        "layouts": [layout_value(layout) for layout in ranked.layouts],
-        "notes": ranked.notes,
-    }
+    return significant(
+        {
+            "model": ranked.case.subject.name,
+            "place": ranked.case.target.text,
+            "layouts": [layout_value(layout) for layout in ranked.layouts],
+            "notes": ranked.notes,
+        }
+    )
 
 
 def show(ranked: RankedLayouts) -> None:

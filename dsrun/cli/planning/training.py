@@ -21,6 +21,7 @@ from dsrun.cli.planning.plan_case import (
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.plan import OUT, TIGHT, Plan
+from dsrun.planner.units import significant
 
 if TYPE_CHECKING:
     from dsrun.cli.planning.cards import CardPlan
@@ -254,23 +255,25 @@ def value_of(plans: TrainingPlans) -> dict[str, Any]:
     from dsrun.cli.planning import cards, lengths
 
     case = plans.case
-    return {
-        "model": {"name": case.subject.name, **dataclasses.asdict(case.subject.shape)},
-        "place": case.target.text,
-        "trainer": case.options.trainer,
-        "plans": [text.as_value(plan, case.target.room) for plan in plans.ranked.plans],
-        "skipped": plans.ranked.skipped,
-        "advice": text.advice_value(plans.ranked.advice),
-        "usual": [
-            {"gpus": usual.name, **text.as_value(usual.plan, usual.target.room)} for usual in plans.usual
-        ],
-        "cost": plans.cost and dataclasses.asdict(plans.cost),
-        "knobs": [dataclasses.asdict(knob) for knob in plans.knobs],
-        "lengths": lengths.value_of(plans.curves),
-        "timeline": text.timeline_value(plans.best) if case.options.timeline and plans.best else [],
-        "cards": cards.value_of(plans.cards),
-        "notes": plans.notes,
-    }
+    return significant(
+        {
+            "model": {"name": case.subject.name, **dataclasses.asdict(case.subject.shape)},
+            "place": case.target.text,
+            "trainer": case.options.trainer,
+            "plans": [text.as_value(plan, case.target.room) for plan in plans.ranked.plans],
+            "skipped": plans.ranked.skipped,
+            "advice": text.advice_value(plans.ranked.advice),
+            "usual": [
+                {"gpus": usual.name, **text.as_value(usual.plan, usual.target.room)} for usual in plans.usual
+            ],
+            "cost": plans.cost and dataclasses.asdict(plans.cost),
+            "knobs": [dataclasses.asdict(knob) for knob in plans.knobs],
+            "lengths": lengths.value_of(plans.curves),
+            "timeline": text.timeline_value(plans.best) if case.options.timeline and plans.best else [],
+            "cards": cards.value_of(plans.cards),
+            "notes": plans.notes,
+        }
+    )
 
 
 def show(plans: TrainingPlans) -> None:

@@ -62,6 +62,10 @@ class ModelInfo:
     """Elements of its largest tensor."""
     parameters: int | None = None
     """Elements of all its weights."""
+    model_type: str | None = None
+    """transformers' name of the network, of its text part."""
+    experts: int | None = None
+    """Experts in a block of a mixture; 0 for a dense network."""
 
 
 @dataclass(frozen=True)

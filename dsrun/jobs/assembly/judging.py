@@ -97,6 +97,7 @@ def _model(name: str) -> ModelInfo:
     from dsrun.models import multimodal, resolve
     from dsrun.models.text_shape import shape_of
     from dsrun.planner.model_config import ModelConfig, UnknownShapeError
+    from dsrun.planner.shape import EXPERT_COUNTS
 
     config, _, _ = resolve.config_of(name)
     text = multimodal.text_config(config)
@@ -104,9 +105,13 @@ def _model(name: str) -> ModelInfo:
     reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
     hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
     inner = reader.size("intermediate_size") or 0
+    experts = reader.size(*EXPERT_COUNTS, least=0) or 0
     reader.check()
     largest = hidden * max(rows, inner) if hidden and rows else None
     parameters = None
     with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
         parameters = shape_of(config, name).parameters
-    return ModelInfo(hidden or 0, heads, largest, parameters)
+    kind = text.get("model_type")
+    return ModelInfo(
+        hidden or 0, heads, largest, parameters, kind if isinstance(kind, str) else None, experts
+    )

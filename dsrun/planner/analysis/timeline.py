@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from dsrun.planner.gpu_memory import AT, persistent
@@ -43,4 +44,4 @@ def timeline(plan: Plan) -> list[Instant]:
 def _instant(when: str, held: dict[str, float], passing: dict[str, float]) -> Instant:
     parts = {name: size for name, size in {**held, **passing}.items() if size}
     ordered = dict(sorted(parts.items(), key=lambda item: -item[1]))
-    return Instant(when, sum(ordered.values()), ordered)
+    return Instant(when, math.fsum(ordered.values()), ordered)

@@ -133,6 +133,10 @@ def _target(draft: Draft) -> None:
         draft.tell("lora_target_linear", ANYWAY, "is off")
 
 
+BUILDERS = ("json", "csv", "parquet", "text")
+"""Names of `load_dataset` that are no data set: the files stand under data_files."""
+
+
 def data(draft: Draft) -> None:
     """`datasets` and `test_datasets`: files or sets of the Hub, and what a row of them is."""
     for key, option in (
@@ -142,38 +146,45 @@ def data(draft: Draft) -> None:
     ):
         value = draft.given.get(key)
         entries = [value] if isinstance(value, (Mapping, str)) else list(value or ())
-        files = [name for entry in entries if (name := _file(draft, key, entry))]
+        files = [name for entry in entries for name in _files(draft, key, entry)]
         if not files or draft.outcomes.get(key) is not None:
             continue
         draft.put(option, files if option == "train_file" else files[0], key)
+        if len(files) > 1 and {"prompt_column", "text_column"} & draft.options.keys():
+            draft.notes.append(
+                f"{key}: one of them names columns, and dsrun reads those of all files: give all the same"
+            )
         if option == "eval_file" and len(files) > 1:
             draft.tell(key, DIFFERS, f"dsrun has one held-out file: {', '.join(files[1:])} left out")
         if key == "pretraining_dataset":
             draft.put("data_format", "text", key)
 
 
-def _file(draft: Draft, key: str, entry: Any) -> str | None:
+def _files(draft: Draft, key: str, entry: Any) -> list[str]:
     if isinstance(entry, str):
-        return named_file(draft, entry)
+        return [named_file(draft, entry)]
     if not isinstance(entry, Mapping) or not entry.get("path"):
         draft.tell(key, DIFFERS, f"{entry}: names no path; say it with {'train_file'} = [...]")
-        return None
+        return []
     kind = entry.get("type")
     if isinstance(kind, str) and (fault := _other_kind(kind)):
         draft.tell(key, REFUSED, f"{entry['path']}: type {kind}: {fault}")
-        return None
+        return []
     parts = entry.get("data_files")
-    if is_on(parts):
-        files = [parts] if isinstance(parts, str) else list(parts or ())
+    files = [parts] if isinstance(parts, str) else list(map(str, parts or ()))
+    if files and entry["path"] in BUILDERS:
+        _rows(draft, key, entry)
+        return [named_file(draft, file) for file in files]
+    if files:
         draft.notes.append(
-            f"{key}: {entry['path']}: data_files {', '.join(map(str, files))}: download them, and name each"
+            f"{key}: {entry['path']}: data_files {', '.join(files)}: download them, and name each"
         )
     name = named_file(draft, str(entry["path"]))
     if name.startswith("hf:"):
         name += f"/{entry['name']}" if entry.get("name") else ""
         name += _split(str(entry.get("split") or "train"))
     _rows(draft, key, entry)
-    return name
+    return [name]
 
 
 def _split(split: str) -> str:
@@ -218,7 +229,11 @@ def _rows(draft: Draft, key: str, entry: Mapping[str, Any]) -> None:
     column = entry.get("field_messages")
     if column and column not in ("messages", "conversations", "conversation"):
         draft.notes.append(f"{key}: {entry['path']}: messages stand in column {column!r}; call it messages")
-    read = {"path", "type", "split", "name", "field", "field_messages", "data_files", "ds_type"}
+    if (shards := entry.get("shards")) and entry.get("shards_idx") is None:
+        draft.notes.append(
+            f"{key}: {entry['path']}: the first of {shards} parts there, all rows here (--max-samples takes fewer)"
+        )
+    read = {"path", "type", "split", "name", "field", "field_messages", "data_files", "ds_type", "shards"}
     if more := {name: value for name, value in entry.items() if name not in read and is_on(value)}:
         draft.notes.append(
             f"{key}: {entry['path']}: dsrun reads the roles of messages by itself, without {more}"
@@ -319,13 +334,25 @@ def template(draft: Draft) -> None:
         draft.tell("chat_template", LEFT_OUT, f"{name}: {OWN_TEMPLATE}")
 
 
+EXPERTS = "ExpertParallelPlugin"
+"""The plugin that divides experts over ranks."""
+
+
 def plugins(draft: Draft) -> None:
     """Plugins by their last name: some only compute faster, others train otherwise."""
     value = draft.given.get("plugins")
     names = [str(name).rpartition(".")[2] for name in ([value] if isinstance(value, str) else value or ())]
     plain = {"CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "SwanLabPlugin", "LMEvalPlugin"}
-    others = [name for name in names if name not in plain]
-    if others:
+    others = [name for name in names if name not in plain | {EXPERTS}]
+    if EXPERTS in names and (
+        draft.is_on("adapter") or draft.is_on("fsdp_config") or draft.is_on("fsdp_version")
+    ):
+        draft.tell(
+            "plugins",
+            REFUSED,
+            f"{EXPERTS}: --ep divides experts whose weights are all trained, not under FSDP",
+        )
+    elif others:
         draft.tell("plugins", REFUSED, f"{', '.join(others)}: another way of training")
     else:
         draft.tell(
@@ -480,6 +507,7 @@ TRAINER = ForeignTrainer(
         ),
         differs("early_stopping_patience", text="a run goes to its end; --keep-best keeps the best model"),
         differs("adam_beta3 adam_epsilon2 dion_* grokfast_*", text="of optimizers that dsrun doesn't have"),
+        same("ep", "expert_parallel_size", words=whole_steps, only_given=True),
         differs(
             "expert_parallel_* expert_backend dp_shard_size dp_replicate_size",
             text="ranks that share experts: --ep; weights: --preset fsdp-hybrid, zero3-hpz",

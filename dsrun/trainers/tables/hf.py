@@ -445,8 +445,9 @@ def images(*keys: str) -> Row:
 
 
 def limits(draft: Draft, *keys: str) -> int | None:
-    """The examples' limit in tokens, by the first of these arguments; it is written as --max-length."""
-    for key in keys:
+    """The examples' limit in tokens, by the first of these arguments that the file has, else by the trainer's default;
+    it is written as --max-length."""
+    for key in sorted(keys, key=lambda key: draft.given.get(key) is None):
         value = draft.get(key)
         if is_on(value):
             draft.put("max_length", int(_number(value)), key)

@@ -143,7 +143,11 @@ def data(draft: Draft) -> None:
     elif name in DATASETS:
         draft.put("train_file", [f"hf:{DATASETS[name]}"], *keys)
     else:
-        draft.tell(f"dataset.{COMPONENT}", DIFFERS, f"{name}: name its rows, train_file = [...]")
+        draft.tell(
+            f"dataset.{COMPONENT}",
+            DIFFERS,
+            f"{name or 'no data set is named'}: name its rows, train_file = [...]",
+        )
     column = draft.given.get("dataset.column")
     if name.startswith("text_completion") and column:
         draft.put("text_column", column, "dataset.column")

@@ -7,13 +7,17 @@ DeepSpeed casts every weight of a 16-bit job, and steps an fp32 copy of the trai
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import json
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -100,17 +104,53 @@ class Targets(NamedTuple):
 
 
 def linear_layers(model: Any) -> list[nn.Linear]:
-    """The linear layers of a model, but the output's and routers."""
+    """The linear layers of a model that LoRA is put on by default: all but the output's, routers, and those that are
+    passed by."""
     output = model.get_output_embeddings()
     left_out = [output, *(router for mixture in _mixtures(model) for router in mixture.routers.values())]
+    left_out += passed_by(model).values()
     linear = (module for module in model.modules() if isinstance(module, nn.Linear))
     return [module for module in linear if not any(module is other for other in left_out)]
+
+
+def passed_by(model: Any) -> dict[str, nn.Linear]:
+    """The linear layers, by name, whose weight another module's code takes for itself, without a call of the layer.
+
+    What LoRA adds to such a layer would be computed nowhere: Mamba's fused kernels take `self.out_proj.weight`. PEFT
+    refuses these layers where it knows the family (_check_lora_target_modules_mamba in peft/tuners/tuners_utils.py).
+    """
+    return {
+        f"{path}.{child}" if path else child: layer
+        for path, module in model.named_modules()
+        for child, layer in module.named_children()
+        if isinstance(layer, nn.Linear) and child in _weights_taken(cast(Any, type(module)))
+    }
+
+
+@functools.cache
+def _weights_taken(kind: Any) -> frozenset[str]:
+    """The names of the children whose weight the class's forward passes on: `self.NAME.weight`, but no more than its
+    dtype, device or shape. Empty where the class has no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    looked_at = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    weights = (
+        node.value for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "weight" and id(node) not in looked_at
+    )  # fmt: skip
+    return frozenset(
+        layer.attr for layer in weights
+        if isinstance(layer, ast.Attribute) and isinstance(layer.value, ast.Name) and layer.value.id == "self"
+    )  # fmt: skip
 
 
 def targets(model: Any, wanted: str) -> Targets:
     """The parts of this model that --lora-target means. Raises DsrunError for a name that isn't there.
 
-    `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
+    `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them. A layer
+    that is passed by is refused by its name.
     """
     mixtures, usual = _mixtures(model), {id(layer) for layer in linear_layers(model)}
     inside = f"{text_path(model)}." if towers(model) else ""
@@ -144,6 +184,10 @@ def targets(model: Any, wanted: str) -> Targets:
         others = sorted({name for names in tensors.values() for name in names})
         more = f" Of its experts and routers: {', '.join(others)}." if others else ""
         raise DsrunError(what, where=TARGET, hint=f"Its linear layers: {', '.join(linear)}.{more}")
+    useless = {name.rpartition(".")[2] for name in passed_by(model)}
+    if wrong := [name for name in named if name in useless]:
+        what = f"{', '.join(wrong)}: {type(model).__name__}'s kernels take this weight without LoRA's part"
+        raise DsrunError(what, where=TARGET, hint="Leave it out; `all` does.")
     if not named:
         raise DsrunError("names no layer", where=TARGET, hint="Leave it out for all of them.")
     tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)

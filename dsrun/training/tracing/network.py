@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from dsrun.options.table import PeftOptions
 from dsrun.training.models.adapters import add_lora
 from dsrun.training.models.layers import layers_of
+from dsrun.training.models.text_part import take_text, towers
 
 
 class FrozenMatrix(torch.autograd.Function):  # type: ignore[misc]
@@ -55,14 +59,21 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     config = _config(request["config"])
     config._attn_implementation = "eager"
     if request["flash"]:
-        config._attn_implementation = "sdpa"
+        config.get_text_config()._attn_implementation = "sdpa"  # a tower's class may have none
         if not request["masked"]:
             # Of tensors without data transformers can't see that nothing is masked, and would make a mask.
             AttentionMaskInterface.register("sdpa", _no_mask)
-    config.use_cache = False
+    config.use_cache = config.get_text_config().use_cache = False
     model = _model(config, request["weights"])
     model.train()
-    return model, layers_of(model)
+    take_text(model)
+    return model, text_layers(model)
+
+
+def text_layers(model: Any) -> list[Any]:
+    """The layers of a model's text part: its towers have some of their own."""
+    inside = {id(module) for module in (model.get_decoder() if towers(model) else model).modules()}
+    return [layer for layer in layers_of(model) if id(layer) in inside]
 
 
 def described(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,16 +81,19 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(values)
     model = _model(config, "bfloat16")
     text = config.get_text_config()
+    fields = text.to_dict()  # the attribute of a size that a layer may have for itself can't be asked for
 
     def size(*names: str, default: int = 1) -> int:
-        value = next((value for name in names if (value := getattr(text, name, None))), default)
+        own = (fields.get(text.attribute_map.get(name, name)) for name in names)
+        value = next(filter(None, own), default)
         return max(value) if isinstance(value, list) else int(value)
 
     embedding = model.get_input_embeddings().weight
     heads = size("num_attention_heads")
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "layers": len(layers_of(model)),
+        "frozen": sum(weight.numel() for weight in towers(model).values()),
+        "layers": len(text_layers(model)),
         "hidden": embedding.shape[1],
         "intermediate": size("intermediate_size", "ffn_hidden_size", default=4 * embedding.shape[1]),
         "heads": heads,
@@ -96,7 +110,11 @@ def _config(values: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
     own = ("auto_map", "dtype", "torch_dtype")
-    return AutoConfig.for_model(**{key: value for key, value in values.items() if key not in own})
+    # From a file, in which it takes lists for tuples and {"__float__": "Infinity"} for a number.
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {key: value for key, value in values.items() if key not in own}
+        Path(folder, "config.json").write_text(json.dumps(kept), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder)
 
 
 def _model(config: Any, dtype: str) -> Any:
@@ -180,7 +198,7 @@ def prepare(model: Any, request: Mapping[str, Any]) -> None:
         enable({"use_reentrant": request["reentrant"]})
         if lora:
             model.enable_input_require_grads()
-        for number, layer in enumerate(layers_of(model)):
+        for number, layer in enumerate(text_layers(model)):
             layer.gradient_checkpointing = number % request["checkpointing"] == 0
 
 

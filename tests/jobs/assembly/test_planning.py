@@ -31,6 +31,11 @@ CHATGLM = {
     "num_attention_heads": 32, "multi_query_group_num": 2, "kv_channels": 128, "padded_vocab_size": 65024,
     "seq_length": 32768, "layernorm_epsilon": 1e-5, "multi_query_attention": True,
 }  # fmt: skip
+WITHOUT_FORMULAS = {
+    "falcon-h1-3b", "falcon-h1-7b", "gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e2b", "gemma-4-e4b",
+    "granite-4-h-1b", "granite-4-h-tiny", "minicpm-3-4b",
+}  # fmt: skip
+"""Names whose networks are planned by their own class in transformers."""
 CPU = Machine("cpu", (), 4, "a machine of paper", 64 * GIB)
 
 
@@ -89,11 +94,11 @@ def first_choice(request, options, machine):
 
 @pytest.mark.parametrize("name", list(model_files.names()))
 def test_every_model_has_a_shape(name):
-    found = subject(name, {})
+    found = subject(name, {"trace": False})
     assert found.name == name
     assert found.folder is None
     assert found.shape.parameters > 1e6
-    assert not found.shape.assumed
+    assert bool(found.shape.assumed) == (name in WITHOUT_FORMULAS)
 
 
 def test_a_folder_and_its_config_are_one_model(make_model):

@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from needed import needs
+from needed import needs, since
 
 torch = pytest.importorskip("torch")
 needs("transformers", "peft")
 
 from chatglm_checkpoint import random_weights, write_checkpoint
+from tiny_checkpoints import tiny_config
+from transformers import AutoModelForCausalLM
 
 from dsrun.errors import DsrunError
 from dsrun.options.table import PeftOptions
@@ -434,3 +436,31 @@ def test_four_bits_are_close_and_lora_goes_on_them():
     model(IDS, labels=IDS).loss.backward()
     assert all(weight.grad is not None for weight in own(model).values())
     assert len(own(model)) == 2 * len(small)
+
+
+@since(transformers="5.2")
+def test_layers_whose_weight_a_kernel_takes_get_none():
+    """Mamba's fused kernel is given the weight of out_proj, and would know nothing of LoRA's part."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config("falcon_h1"))
+    assert {name.rpartition(".")[2] for name in adapters.passed_by(model)} == {"out_proj"}
+    assert "in_proj" in adapters.targets(model, "all").modules
+    assert "out_proj" not in adapters.targets(model, "all").modules
+    with pytest.raises(
+        DsrunError, match="out_proj: FalconH1ForCausalLM's kernels take this weight without LoRA"
+    ):
+        adapters.targets(model, "q_proj,out_proj")
+
+
+class LooksAtItsWeight(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.taken = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = self.called(rows.to(self.called.weight.dtype))
+        return torch.nn.functional.linear(rows, self.taken.weight)
+
+
+def test_a_look_at_a_weights_type_takes_nothing():
+    assert list(adapters.passed_by(torch.nn.Sequential(LooksAtItsWeight()))) == ["0.taken"]

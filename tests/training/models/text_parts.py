@@ -1,13 +1,15 @@
 """One of two ranks: tiny checkpoints are loaded, trained for some steps and written; the first rank prints what came of
 each.
 
-A case is FAMILY:PRESET:METHOD, and the folder in the first argument has the checkpoint FAMILY.
+A case is FAMILY:PRESET:METHOD, and the folder in the first argument has the checkpoint FAMILY. The method ep is full
+with the experts divided over both ranks.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ import torch.distributed as dist
 RANKS, EXAMPLES, STEPS, LR, SEED = 2, 4, 10, 1e-3, 3
 EPS = 1e-6
 """AdamW's: with 1e-8 a gradient that is nothing but rounding would step as far as any other."""
-CHAOTIC = {"gemma4": 1e-4}
+CHAOTIC = {"gemma4": 1e-4, "lfm2": 1e-4}
 """Learning rates of families at whose tiny size the rounding of one step grows a hundredfold in the next ones."""
 LORA = {"lora_rank": 2, "lora_alpha": 8.0}
 LENGTHS = ((5, 9, 12, 7), (11, 6, 4, 13))
@@ -57,7 +59,8 @@ def batch_of(examples: list[list[int]], packing: object) -> dict:
 def job_of(case: str, folder: Path):
     from dsrun.config.presets.build import Options, build_config
     from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
-    from dsrun.options.table import PeftOptions
+    from dsrun.jobs.assembly.checks.parallelism import with_section
+    from dsrun.options.table import ParallelismOptions, PeftOptions
 
     family, preset, method = case.split(":")
     overrides = ["optimizer.params.torch_adam=true", f"optimizer.params.eps={EPS}"]
@@ -68,16 +71,21 @@ def job_of(case: str, folder: Path):
         gpus=RANKS, precision="fp32", micro_batch=2, lr=lr, grad_clip=0.0, overrides=tuple(overrides)
     )
     source = str(folder / family)
+    parallel = ParallelismOptions(ep=RANKS if method == "ep" else 1)
+    ds_config = with_section(
+        build_config(preset, options).ds_config, family, parallel, freezes=method == "lora"
+    )
     return Job(
         run_dir=str(folder / case.replace(":", "-")),
         model=ModelSpec(family, "folder", source, "chat-template"),
         data=DataSpec(train_file="none", eval_file=None),
         training=TrainingSpec(
             lr=lr, seed=SEED, max_steps=STEPS, epochs=None, activation_checkpointing="none",
-            export_format="text" if method == "full" else "transformers",
+            export_format="text" if method == "full" and (folder / family / "preprocessor_config.json").is_file()
+            else "transformers",
         ),
         preset=preset, precision="fp32", accelerator="cpu", hosts=(HostDevices("localhost", (0, 1)),),
-        ds_config=build_config(preset, options).ds_config, prepared=Prepared(source, "none", None), dsrun_version="0",
+        ds_config=ds_config, parallel=parallel, prepared=Prepared(source, "none", None), dsrun_version="0",
         peft=PeftOptions(method=method, **LORA) if method == "lora" else PeftOptions(),
     )  # fmt: skip
 
@@ -133,5 +141,10 @@ if __name__ == "__main__":
 
     connect()
     for one in sys.argv[2:]:
-        train(one, Path(sys.argv[1]))
+        try:
+            train(one, Path(sys.argv[1]))
+        except Exception as error:  # on both ranks, or the other one waits for the limit
+            traceback.print_exc()
+            if dist.get_rank() == 0:
+                print(json.dumps({"case": one, "error": f"{type(error).__name__}: {error}"}), flush=True)
     dist.destroy_process_group()

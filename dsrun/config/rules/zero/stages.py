@@ -1,4 +1,4 @@
-"""DS203 to DS210, DS218 and DS219: ZeRO stages and the keys that belong to them."""
+"""DS203 to DS210, DS218, DS219 and DS260: ZeRO stages and the keys that belong to them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ from dsrun.words import listed
 
 LEAVES = f"{ZERO}.leaf_module"
 GRANULARITY = f"{ZERO}.stage3_module_granularity_threshold"
+LAUNCHED_LEAVES = "deepspeed_moe_layer_cls_names"
+"""What accelerate's file calls leaf modules."""
+
+EXPERT_BLOCKS = {
+    "mixtral": "MixtralSparseMoeBlock", "qwen2_moe": "Qwen2MoeSparseMoeBlock", "qwen3_moe": "Qwen3MoeSparseMoeBlock",
+    "olmoe": "OlmoeSparseMoeBlock", "phimoe": "PhimoeSparseMoeBlock", "jamba": "JambaSparseMoeBlock",
+    "deepseek_v2": "DeepseekV2MoE", "deepseek_v3": "DeepseekV3MoE", "glm4_moe": "Glm4MoeMoE",
+}  # fmt: skip
+"""model_type -> the block whose experts are modules apart in transformers 4 (LLaMA-Factory's add_z3_leaf_module)."""
+LEAVES_OF_ITS_OWN = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
+"""Those whose blocks DeepSpeed makes leaves by itself since it has leaf_module (0.18)."""
 
 LATE_KEYS = frozenset({
     "sub_group_size", "leaf_module", "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
@@ -261,3 +272,46 @@ def single_layers_as_leaf_modules(context: Context) -> Iterator[Finding]:
                 "Name blocks of several layers only, and compare the names with the model's named_modules().",
                 severity="note",
             )
+
+
+@rule("DS260", "warning")
+@bad(
+    {**zero(3), "_version": "0.17.0", "_model": {"model_type": "qwen3_moe", "experts": 128}},
+    {**zero(3), "_with": {"transformers": "4.57.1"}, "_model": {"model_type": "deepseek_v3", "experts": 256}},
+)
+@good(
+    {**zero(2), "_version": "0.17.0", "_model": {"model_type": "qwen3_moe", "experts": 128}},
+    {**zero(3), "_model": {"model_type": "qwen3_moe", "experts": 128}},
+    {
+        **zero(3), "_version": "0.17.0", "_with": {"transformers": "5.1.0"},
+        "_model": {"model_type": "qwen3_moe", "experts": 128},
+    },
+)  # fmt: skip
+def experts_that_are_no_leaf_modules(context: Context) -> Iterator[Finding]:
+    """Each rank gathers the experts that its own tokens chose, and all ranks have to gather the same.
+
+    With other experts they wait for one another for ever. A block as a leaf gathers all of its experts at once
+    (set_z3_leaf_modules in utils/z3_leaf_module.py). DeepSpeed 0.18 does so for three families by itself
+    (runtime/zero/leaf_module_config.py); in transformers 5 a block's experts are one tensor.
+    """
+    model, named = context.setting.model, (context.setting.versions or {}).get("transformers")
+    if context.stage != 3 or model is None or not model.experts or context.section(LEAVES):
+        return
+    kind, launch = str(model.model_type), context.setting.launch or {}
+    block, old = EXPERT_BLOCKS.get(kind), named is not None and schema.plain_version(named) < (5,)
+    if block is None or (named and not old) or LAUNCHED_LEAVES in (launch.get("deepspeed_config") or launch):
+        return
+    key = context.schema.node(LEAVES) is not None
+    if key and (kind in LEAVES_OF_ITS_OWN or not old):
+        return
+    ways = f"deepspeed.utils.set_z3_leaf_modules(model, [{block}]) before deepspeed.initialize"
+    if key:
+        ways = f'{LEAVES}.classes: ["{block}"]'
+    elif kind in LEAVES_OF_ITS_OWN:
+        ways += ", or take DeepSpeed 0.18, which does it by itself"
+    yield Finding(
+        STAGE,
+        f"{kind} has {model.experts} experts a block, modules apart in transformers before 5: where ranks choose other "
+        "ones, stage 3 waits for ever",
+        f"Make its blocks leaf modules: {ways}. Or take transformers 5.",
+    )

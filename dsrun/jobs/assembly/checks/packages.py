@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import Problem
+from dsrun.host.gpus import DRIVER
 
 if TYPE_CHECKING:
     from dsrun.cluster.python_environment import PythonEnvironment
@@ -24,9 +25,10 @@ def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if not absent:
         return []
-    from dsrun.packages import install
+    from dsrun.packages import install, install_all
 
-    return [Problem(f"{doing} needs {', '.join(absent)}", hint=f"Install: {install(*absent)}")]
+    command = install_all(gpus=DRIVER.exists()) if "torch" in absent else install(*absent)
+    return [Problem(f"{doing} needs {', '.join(absent)}", hint=f"Install: {command}")]
 
 
 OFFLINE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -150,7 +151,10 @@ def _flags(options: FinetuneOptions) -> str:
 
 
 def _tokenizer_folder(model: ModelSpec, data: DataSpec) -> Path | None:
-    """A folder with the model's tokenizer; None where there is none yet."""
+    """A folder with the model's tokenizer; None where there is none yet, or nothing that reads one: the check of
+    packages says what is missing."""
+    if importlib.util.find_spec("tokenizers") is None:
+        return None
     if model.source in ("folder", "chatglm"):
         folder = Path(model.location)
     elif model.source == "hub":

@@ -5,6 +5,7 @@ A recording's name is made of what is asked and of the versions whose code is tr
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -16,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dsrun
 from dsrun import packages
 from dsrun.data.cache import cache_root
 from dsrun.errors import DsrunError
 from dsrun.files import json_text, write_atomic
 
-FORMAT = 1
-"""Raise it when a recording is made or read differently: old entries of the cache are then no longer found."""
 PACKAGES = ("torch", "transformers", "peft")
 """The packages whose code is traced."""
 PASSING = ("MemoryError", "OSError")
@@ -34,8 +34,17 @@ TIME_LIMIT_S = 25.0
 def key_of(request: Mapping[str, Any]) -> str:
     """A name for a recording: of what is asked, and of the code that answers."""
     versions = {name: packages.installed_version(name) for name in PACKAGES}
-    text = json.dumps([FORMAT, versions, request], sort_keys=True, default=str)
+    text = json.dumps([_own_code(), versions, request], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _own_code() -> str:
+    """A name for dsrun's own code that makes recordings: once it is changed, old entries of the cache aren't found."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(dsrun.__file__).parent / "training" / "tracing").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def record(requests: Mapping[str, Mapping[str, Any]], limit_s: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, raise_all
-from dsrun.models import model_files, resolve, trainable
+from dsrun.models import model_files, multimodal, resolve, trainable
 from dsrun.models.text_shape import shape_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.declare import entries, flag_of, select
@@ -16,7 +16,7 @@ from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
 from dsrun.planner.families import FAMILIES
 from dsrun.planner.model_config import UnknownShapeError
-from dsrun.planner.shape import Shape, described, from_numbers
+from dsrun.planner.shape import Shape, described, from_numbers, stated
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import ExampleLength, SequenceLengths
@@ -67,35 +67,48 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
             raise
         shape, _ = shapes.shape(model, None)
         return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
+    traced = bool(options and options.trace)
     if named:
-        shape = shape_of(config, where, named.parameters)
+        shape = _shape(config, where, named.parameters, folder=None, traced=traced)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    shape = _shape(config, where, folder=folder, traced=bool(options and options.trace))
+    shape = _shape(config, where, folder=folder, traced=traced)
     return PlanSubject(name, shape, {}, folder, config)
 
 
-def _shape(config: Mapping[str, Any], where: str, *, folder: Path | None, traced: bool) -> Shape:
+def _shape(
+    config: Mapping[str, Any],
+    where: str,
+    parameters: int | None = None,
+    *,
+    folder: Path | None,
+    traced: bool,
+) -> Shape:
     """The shape of a config; where the planner has no formulas for the network, by its own class in transformers.
 
-    Raises DsrunError where neither knows it.
+    Where that can't be traced, a model of the catalogue has its config's sizes.
+
+    parameters: those of the whole checkpoint, where they are known. Raises DsrunError where neither knows it.
     """
     try:
-        return shape_of(config, where, folder=folder)
+        return shape_of(config, where, parameters, folder)
     except UnknownShapeError as unknown:
         # A config that lacks or adds something to its own family is no other network: its class would fill in what is
         # missing, and pass over what it doesn't know.
         kind = config.get("model_type")
-        if not traced or not kind or kind in FAMILIES:
+        if not kind or kind in FAMILIES or not (traced or parameters):
             raise
         from dsrun.jobs.assembly.planning import recordings
 
         try:
-            return described(recordings.described(config), str(config["model_type"]))
+            if traced:
+                return described(recordings.described(config), str(kind))
         except DsrunError as error:
-            raise DsrunError([*unknown.problems, *error.problems]) from unknown
+            if not parameters:
+                raise DsrunError([*unknown.problems, *error.problems]) from unknown
+        return stated(multimodal.text_config(config), where, int(parameters or 0))
 
 
 def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
