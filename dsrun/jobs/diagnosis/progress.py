@@ -40,7 +40,7 @@ TRIES_AGAIN = re.compile(
     r"(?i)\bretrying\b|\[?\bretry \d|\bretry loop\b|\b(?:will|to) (?:re)?try again\b|\btrying again\b"
     r"|\battempt \d{1,3} ?(?:/|of) ?\d"
     r"|\b(?:decreas|reduc|lower|halv)ing (?:the )?(?:\w{1,20} ){0,2}(?:batch|bucket|chunk)"
-    r"|\b(?:falling|fall|falls|fell) back (?:to|on)\b|\bcontinuing (?:with|without|anyway|training)\b"
+    r"|\b(?:falling|fall|falls|fell) back (?:to|on)\b|\bcontinuing (?:with|without|anyway|training|offline|in)\b"
     r"|\b(?:skipp(?:ing|ed)|dropp(?:ing|ed)) (?:this |the |that |it\b|batch|sample|step|\d)"
 )
 """Words of a program that has failed at something, and does it once more, otherwise, or leaves it out."""

@@ -55,7 +55,9 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
-TRIED_AGAIN = ("network", "hub_offline", "hub_limit", "tracker")
+TRACKER = "tracker"
+"""The cause of failures of a service that only keeps a run's record."""
+TRIED_AGAIN = ("network", "hub_offline", "hub_limit", TRACKER)
 """Causes that programs retry by themselves, even where another start wouldn't help."""
 STEPS_AFTER_WARNING = 2
 """Different lines of steps behind a warning after which it was no more than that."""
@@ -146,6 +148,11 @@ class Reading:
         if _fails_later(line, self):
             return False
         return self.steps.finished(line) or _is_noise_at_end(line, self)
+
+    def left_out(self, line: PeeledLine) -> bool:
+        """Whether a line, or the one below, says that what failed is left out or done otherwise, and work follows."""
+        goes_on = self.steps.try_again(line) and self.steps.work_follows(line)
+        return goes_on and not _fails_later(line, self)
 
     def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
         """The exception whose line, or a line of whose message, this is."""
@@ -277,7 +284,10 @@ def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
     spoken = (
         line
         for line in reading.lines
-        if _place(line) not in reading.harmless and _speaks_of_failure(line) and not reading.ended_well(line)
+        if _place(line) not in reading.harmless
+        and _speaks_of_failure(line)
+        and not reading.ended_well(line)
+        and not reading.left_out(line)
     )
     failed = [raised.line] if raised else list(islice(spoken, MOST_FAILED))
     if not failed or verdict.signature:
@@ -535,7 +545,8 @@ def _survived(sighting: Sighting, reading: Reading) -> bool:
     # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
     if sighting.signature.cause in GOES_ON_WITH or _fails_later(line, reading):
         return False
-    return reading.steps.follow(line, WENT_ON if reading.exception_of(line) else WENT_ON_UNRAISED)
+    raised = reading.exception_of(line)
+    return reading.steps.follow(line, WENT_ON if raised and raised.frames else WENT_ON_UNRAISED)
 
 
 def _went_on(sighting: Sighting, reading: Reading) -> bool:
@@ -543,6 +554,8 @@ def _went_on(sighting: Sighting, reading: Reading) -> bool:
     then works to where the log ends."""
     if sighting.signature.cause not in SHOWS_IN_STEPS and reading.ended_well(sighting.line):
         return True
+    if sighting.signature.cause == TRACKER and reading.steps.is_behind_end(sighting.line):
+        return True  # the work was done, and only its record is cut
     return _works_on(sighting, reading) and not _fails_later(sighting.line, reading)
 
 
@@ -647,7 +660,11 @@ def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -
 
 def _exception(reading: Reading) -> Verdict | None:
     """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
-    fatal = [exception for exception in reading.unknown if not reading.ended_well(exception.line)]
+    fatal = [
+        exception
+        for exception in reading.unknown
+        if not reading.ended_well(exception.line) and not reading.left_out(exception.line)
+    ]
     if not fatal:
         return None
     raised = unknown_exceptions.first_of(fatal, reading.steps)

@@ -46,6 +46,7 @@ def test_a_loss_that_is_no_number_counts_although_the_run_ends():
         "Exception ignored in: <function Loader.__del__ at 0x7f>\nTraceback (most recent call last):\n"
         '  File "/opt/env/lib/python3.11/site-packages/x/y.py", line 2, in __del__\n    self.close()\n'
         "AttributeError: 'Loader' object has no attribute 'pool'",
+        "wandb: ERROR Error while calling W&B API: permission denied",
         "[W1105 10:00:00.000000 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl: Connection reset by peer",
     ],
 )
@@ -57,6 +58,13 @@ def test_steps_behind_a_line_that_nobody_raised():
     line = "Could not load the library of bitsandbytes: libbitsandbytes_cuda999.so: cannot open shared object file"
     assert answer(f"{line}\n{STEPS}").cause is None
     assert answer(f"{line}\n{STEPS[:50]}").cause is not None
+
+
+def test_what_a_program_leaves_out_is_no_failure():
+    line = "Could not read record 4 (ValueError: bad row); skipping it"
+    work = "Map:  50%|###   | 500/1000 [00:05<00:05, 90.0 examples/s]\n{'loss': 2.0, 'epoch': 0.1}"
+    assert answer(f"{line}\n{work}").summary == "No failure was found in these lines."
+    assert "skipping it" in answer(line).summary
 
 
 @pytest.mark.parametrize(
