@@ -143,6 +143,16 @@ def test_an_attribute_of_a_class_that_several_packages_have():
     assert "transformers" not in found.summary
 
 
+def test_settings_of_the_trainer_that_asks_in_the_place_of_the_general_ones():
+    frame = PACKAGE.format("trl/trainer/dpo_trainer.py", "__init__").replace(
+        "work(x)", "args.ref_adapter_name"
+    )
+    found = answer(
+        f"{OWN}{frame}AttributeError: 'TrainingArguments' object has no attribute 'ref_adapter_name'"
+    )
+    assert "Hand over a trl.DPOConfig in /home/u/train.py:7" in found.next_step
+
+
 def test_an_override_without_a_parameter_is_the_scripts_to_change():
     frame = PACKAGE.format("transformers/trainer.py", "training_step")
     found = answer(

@@ -562,9 +562,9 @@ def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
     elif caller:  # those of the trainer whose file asks
         stem = re.split(r"[\\/]", caller.file)[-1].partition("_trainer")[0].replace("_", "")
         names = [name for name in names if name.removesuffix("Config").lower() == stem]
-    # Where the parameter went as it left, or what has the attribute now.
+    # Where the parameter went as it left, or what has the attribute in a release that asks for it.
     left = record.releases and record.next
-    asked_of = 1 << (record.releases.bit_length() if left else len(package.releases) - 1)
+    asked_of = 1 << record.releases.bit_length() if left else package.every
     for name in names:
         if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & asked_of:
             return f"{top}.{name}({asked.name}=)" if asked.kind == "parameter" else f"{top}.{name}"
