@@ -32,6 +32,16 @@ BY_WORDS = (MESSAGE, PLACE)
 """Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
 OF_RELEASES = ("version", "import")
 """Causes whose lines may name the release that is asked for and the one that is there."""
+OF_KUBERNETES = re.compile(
+    r" ?\(Kubernetes: [^()]{1,200}\)|（Kubernetes[:：][^（）]{1,200}）|[,，、] ?`kubectl [^`]{1,120}`"
+)
+"""Parts of a text that help on Kubernetes alone."""
+ON_KUBERNETES = re.compile(
+    r"(?i:kube|\bk8s\b|\bpods?\b|\b(?:PyTorch|Train|MPI|Ray)Job\b|PersistentVolume|ephemeral[- ]storage)"
+    r"|\bOOMKilled\b|\bEvicted\b|Image(?:Pull|Inspect)|\bLast State:|\bExit Code: |TaintManager|DisruptionTarget"
+    r"|\bContainer(?:Error|CannotRun)"
+)
+"""Marks of Kubernetes in a log."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -119,7 +129,7 @@ def in_words(
         line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
         next_step=answer.next_step,
-        check=signature.check or None if signature else None,
+        check=_check(verdict),
         confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
         retry=None if verdict.cause is None else bool(signature and signature.retry),
@@ -141,6 +151,16 @@ def in_words(
     )
 
 
+def _check(verdict: Verdict) -> str | None:
+    """The command that confirms the cause, where the log's surroundings have it."""
+    check = verdict.signature.check if verdict.signature else ""
+    return None if not check or (check.startswith("kubectl") and not _on_kubernetes(verdict)) else check
+
+
+def _on_kubernetes(verdict: Verdict) -> bool:
+    return any(ON_KUBERNETES.search(line.whole) for line in verdict.lines)
+
+
 class _Answer(NamedTuple):
     """What a diagnosis says, in the user's language."""
 
@@ -154,6 +174,8 @@ class _Answer(NamedTuple):
 def _answer(verdict: Verdict, chinese: bool) -> _Answer:
     """Cause and next step, with what the rest of its chain, the line's sizes and names, and the program itself say."""
     summary, next_step = _texts(verdict, chinese)
+    if OF_KUBERNETES.search(next_step) and not _on_kubernetes(verdict):
+        next_step = OF_KUBERNETES.sub("", next_step)
     line = verdict.line if _is_failure(verdict) else None
     quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line else ()
     next_step = _with_advice(verdict, quoted, summary, next_step, chinese)
@@ -192,7 +214,7 @@ def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | Non
     """Sizes of memory that ran out, and a sentence of them; of other causes none."""
     text = verdict.line.whole if verdict.line else ""
     if verdict.cause == "gpu_oom" and (sizes := memory_text.numbers(text)):
-        return sizes, memory_text.in_words(sizes, chinese)
+        return sizes, memory_text.in_words(sizes, chinese, memory_text.setting_of(text))
     if verdict.cause in ON_HOST and (sizes := memory_text.host_numbers(text)):
         return sizes, memory_text.host_in_words(sizes, chinese)
     return None, ""

@@ -92,6 +92,7 @@ FORMS = {
     "started": _STARTED,
     "list": _BY_FORM["list"],
     "url": _BY_FORM["url"],
+    "model": re.compile(r"(?<![\w./-])(?P<value>[\w.-]{1,96}(?:/[\w.-]{1,96})?)(?= is not a local folder)"),
     "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),
     "from": _FROM_TO,
     **{kind: form for kind, form in _BY_FORM.items() if kind != "number"},
@@ -110,6 +111,10 @@ PLACE_IN_CODE = re.compile(
     r"\b\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d(?:\.\d{3}){0,2}|\[PID: ?\d{1,9}\]"
     r"|[\w./-]{1,80}\.(?:cpp|cc|cu|cuh|h|hpp|py|rs|go):\d{1,6}|\(pid:? ?\d{1,9}\)|pid=\d{1,9}|0x[\da-fA-F]{4,20}"
 )
+CUT_LIST = re.compile(r"[\[({](?:['\"][^'\"\n]{1,80}['\"](?:, ?|: ?)){3,400}[^\])}\n]{0,120}$")
+"""A list whose end was cut off: what stands in its quotation marks, and between them, is no name by itself."""
+FRAGMENT = re.compile(r"^[\s,;:.)\]}]|[,;:(\[{]$")
+"""A text between two quotations, as a line that is cut leaves it."""
 LIST_ITEM = re.compile(r"['\"]([^'\"\n]{1,80})['\"]")
 MISSED = re.compile(
     r"(?i)(?:column|key|field|feature|split|argument|option|name|file)s? \(?['\"`]?(?P<name>[\w.-]{1,60})['\"`]? "
@@ -130,7 +135,8 @@ class Name(NamedTuple):
 
 def names_in(text: str) -> list[Name]:
     """The names and numbers that a text quotes, in the order of their places; without secrets."""
-    text = PLACE_IN_CODE.sub(lambda hit: " " * len(hit[0]), without_secrets(text)[:MOST_TEXT])
+    text = PLACE_IN_CODE.sub(_blanks, without_secrets(text)[:MOST_TEXT])
+    text = CUT_LIST.sub(_blanks, text)
     taken: list[tuple[int, int, Name]] = []
     for kind, form in (("", LABELLED), *FORMS.items()):
         for hit in form.finditer(text):
@@ -142,9 +148,14 @@ def names_in(text: str) -> list[Name]:
                 kind if not word else word if kind == "assigned" else LABELS.get(word.lower(), word.lower())
             )
             value = hit["value"].strip()
-            if value and not NOT_NAMES.match(value):
+            fragment = hit.groupdict().get("quote") and FRAGMENT.search(hit["value"])
+            if value and not fragment and not NOT_NAMES.match(value):
                 taken.append((start, end, Name(label, value)))
     return list(dict.fromkeys(name for _, _, name in sorted(taken)))
+
+
+def _blanks(hit: re.Match[str]) -> str:
+    return " " * len(hit[0])
 
 
 def unnamed(names: Iterable[Name], answer: str) -> list[Name]:
