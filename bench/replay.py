@@ -40,7 +40,7 @@ from dsrun.config import tree  # noqa: E402
 from dsrun.config.rules import Setting, run  # noqa: E402
 from dsrun.config.rules.frame import REFUSED  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
-from dsrun.config.schemas.schema import Schema  # noqa: E402
+from dsrun.config.schemas.schema import PYDANTIC_1, Schema  # noqa: E402
 from dsrun.releases.config_changes import holding  # noqa: E402
 from dsrun.releases.packed import package  # noqa: E402
 from tools.releases.config_facts import CodeReader, release_source  # noqa: E402
@@ -254,7 +254,7 @@ def blind_schema(before: str, after: str) -> Schema:
     source = release_source(Cache(PACKAGES["deepspeed"]), after)
     reader = CodeReader(source, _without(overlay, had, ""), {})
     reader.overlay = _without(overlay, had, "")
-    properties = reader.tree()["properties"]
+    properties = reader.judged()["properties"]
     source.forget()
     known = dict(nodes({"properties": properties}))
     gone = [path for path in had if path not in known and path != "$schema"]
@@ -268,6 +268,7 @@ def blind_schema(before: str, after: str) -> Schema:
         "x-refused": reader.refused,
         "x-renamed": {},
         "x-added-later": {},
+        **({"x-converts": PYDANTIC_1} if source.converts_as_1 else {}),
     }
     return Schema(root, old.version)
 

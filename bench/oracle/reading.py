@@ -83,6 +83,8 @@ def raised(kind: str, error: BaseException) -> Outcome:
 def told(error: BaseException) -> str:
     """An exception's text on one line; of a pydantic error each field and what is wrong with it."""
     if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):
-        entries = error.errors(include_url=False, include_input=False, include_context=False)
+        of_2 = hasattr(error, "error_count")  # pydantic 2; DeepSpeed before 0.15 uses pydantic.v1
+        short = {"include_url": False, "include_input": False, "include_context": False}
+        entries = error.errors(**short) if of_2 else error.errors()
         return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in entries)
     return " ".join(str(error).split())

@@ -10,8 +10,8 @@ class Edit(NamedTuple):
     """One change at a dotted path.
 
     op: "replace" (by `value`), "remove", "rename" (the key, to `value`), "move" (to the path `value`) or
-    "add" (`value` at a path that isn't there yet). "plain" leaves the config as it is: its text is
-    written as JSON.
+    "add" (`value` at a path that isn't there yet). Two leave the config as it is: "plain" writes its text as
+    JSON, "once" takes out a key that is there a second time, with the same value.
     """
 
     op: str

@@ -17,9 +17,10 @@ from dsrun.config.schemas.schema import Node
 from dsrun.releases.packed import span
 from tools.releases.fetch import Cache, Source
 from tools.releases.names import message
-from tools.schemas.generate import COPIED, OVERLAY, Builder, join, nodes
+from tools.schemas.generate import COPIED, OVERLAY, Builder, join, mark_refused, nodes
+from tools.schemas.interpret import NOT_READ, Reader
 from tools.schemas.refusals import CHECKS, ENGINE
-from tools.schemas.source import NO_DEFAULT, Known, ReleaseSource, TypedClass
+from tools.schemas.source import NO_DEFAULT, Known, ReleaseSource, TypedClass, nullable
 
 CONFIG_FILE = re.compile(r"(?:^|[/_])config(?:_utils)?\.py$")
 OTHERS = ("inference/", "autotuning/", "compression/", "launcher/", "model_implementations/", "nvme/")
@@ -57,6 +58,8 @@ class CodeReader(Builder):
         super().__init__(source, overlay, newest)
         self.said: dict[str, Known] = {}
         """Key -> what the code says about it."""
+        self.new: list[str] = []
+        """Keys that the overlay lacks."""
 
     def node(self, entry: Node, known: Known, path: str) -> Node:
         self.said[path] = known
@@ -67,12 +70,60 @@ class CodeReader(Builder):
         for name, known in self.known_keys(entry, model, path).items():
             if (key := known.alias or name) not in found:
                 self.said[join(path, key)] = known
-                found[key] = dict(known.keywords)
+                self.new.append(join(path, key))
+                found[key] = self.bare(known, join(path, key))
+                if key != name:
+                    found[name] = {**found[key], "x-alias-of": key}
         return found
+
+    def bare(self, known: Known, path: str) -> Node:
+        """A key that the overlay lacks; of a section all that its model says."""
+        node: Node = {"not": {}} if known.outside else dict(known.keywords)
+        if known.default is not NO_DEFAULT:
+            node["default"] = known.default
+            node = nullable(node) if known.default is None and "type" in node else node
+        return {**node, **self.section(known.model, path)} if known.model else node
+
+    def section(self, model: TypedClass, path: str) -> Node:
+        """The node of a section that a model is made of."""
+        checked = {"x-checked": True} if self.source.rejects_unknown(model) else {}
+        inner = self.properties({"properties": {}}, model, path)
+        return {**checked, "type": "object", "additionalProperties": False, "properties": inner}
 
     def tree(self) -> Node:
         """Every key of the release."""
         return {"properties": self.properties(self.overlay, None, "")}
+
+    def ask(self, reader: Reader, root: Node) -> None:
+        """Put in the keys that sections without a model are asked for, and those that are asked for below them."""
+        todo = [
+            (path, node)
+            for path, node in nodes(root)
+            if path in self.new or ("properties" in node and "x-checked" not in node)
+        ]
+        while todo:
+            path, node = todo.pop()
+            inner = node.get("properties", {})
+            fresh = (
+                [] if path.startswith(NOT_READ) else [key for key in reader.asked(path) if key not in inner]
+            )
+            if fresh:
+                node["properties"] = {**inner, **{key: {} for key in fresh}}
+                self.new += [join(path, key) for key in fresh]
+                todo += [(join(path, key), node["properties"][key]) for key in fresh]
+
+    def judged(self) -> Node:
+        """The same with what the release's reader refuses, and with the models of sections that the overlay lacks."""
+        root = self.tree()
+        known = root["properties"]
+        models = mark_refused(root, self.source, self.overlay).models
+        for key, model in models.items():
+            if "properties" not in known.get(key, {}):
+                known[key] = self.section(TypedClass(model.file, model.node.name), key)
+        self.ask(Reader(self.source), root)
+        if self.new:
+            mark_refused(root, self.source, self.overlay)
+        return root
 
 
 def facts(source: ReleaseSource, overlay: Node, newest: Node) -> list[Fact]:

@@ -33,6 +33,8 @@ alias_of
     A second name of another key of the same object.
 read_by
     Who reads a key that the parser doesn't; without it such a key is left out.
+needs_by
+    The rule that says in its own words what a section needs once it is on: no x-needs.
 taken_until
     The last release that accepts a key although nothing in it reads the key.
 
@@ -44,6 +46,14 @@ x-own
     Keywords that the overlay adds to what a pydantic model enforces.
 x-wrong
     What happens with a value of another type where no model looks: "refused", "fails" or "differs".
+x-refuses
+    The kinds of values (schema.KINDS_OF_VALUES) that the release stops at, by following its reader (interpret.py).
+x-needs
+    Keys that a section has to have once it is enabled, found in the same way.
+x-empty
+    DeepSpeed takes an empty list or text for the section, as one without keys.
+x-converts
+    "pydantic 1" where a release's models convert values as that does; else they do as pydantic 2.
 x-any-case
     DeepSpeed takes the text in any mixture of cases.
 x-removed, x-renamed, x-refused
@@ -58,18 +68,22 @@ import argparse
 import copy
 import difflib
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.schemas import schema
-from dsrun.config.schemas.schema import Node, Version
+from dsrun.config.schemas.schema import PYDANTIC_1, Node, Version
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
+from tools.schemas.interpret import Answers, answers
 from tools.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 
 PACKAGED = Path(schema.__file__).parent
@@ -92,6 +106,7 @@ INSTRUCTIONS = frozenset(
         "alias_of",
         "read_by",
         "taken_until",
+        "needs_by",
     )
 )
 OWN = (
@@ -260,6 +275,7 @@ class Builder:
             if path not in self.overlay["removed"]
         ]
         properties = self.properties(self.overlay, None, "")
+        mark_refused({"properties": properties}, self.source, self.overlay)
         if self.problems:
             raise DsrunError(
                 Problem(problem.what, f"{self.source.release}: {problem.where}") for problem in self.problems
@@ -278,6 +294,7 @@ class Builder:
                 "$schema": {"description": "Where an editor finds this schema.", "type": "string"},
             },
             **({"x-refused": self.refused} if self.refused else {}),
+            **({"x-converts": PYDANTIC_1} if self.source.converts_as_1 else {}),
         }
 
     def known_keys(self, entry: Node, model: TypedClass | None, path: str) -> dict[str, Known]:
@@ -407,6 +424,33 @@ class Builder:
                 node[keyword] = ordered(self.node(below, Known(), path + mark))
 
 
+def mark_refused(root: Node, source: ReleaseSource, overlay: Node) -> Answers:
+    """Write into the keys which kinds of values the release's reader stops at, and what a section has to have."""
+    known = dict(nodes(root))
+    told = {path for path, entry in nodes(overlay) if "needs_by" in entry}
+    found = answers(source, known)
+    for path, kinds in found.refuses.items():
+        inner = known[path]["anyOf"][1] if "x-auto" in known[path] else known[path]
+        inner["x-refuses"] = kinds
+        bound(inner, kinds)
+    for path, keys in found.needs.items():
+        if path not in told:
+            known[path]["x-needs"] = keys
+    for path in found.empty:
+        known[path]["x-empty"] = True
+    return found
+
+
+def bound(node: Node, kinds: Sequence[str]) -> None:
+    """Give a number the bound that the reader holds it to, where none is known."""
+    limits = {"minimum", "exclusiveMinimum", "enum", "anyOf"}
+    if schema.types(node) & {"integer", "number"} and not node.keys() & limits and "positive" not in kinds:
+        if {"zero", "negative"} <= {*kinds}:
+            node["exclusiveMinimum"] = 0
+        elif "negative" in kinds:
+            node["minimum"] = 0
+
+
 def mark_own(node: Node, known: Known) -> None:
     """List the keywords that the overlay adds to what a pydantic model enforces, as "x-own": past these
     DeepSpeed goes on.
@@ -474,17 +518,28 @@ def nodes(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 # All versions together
 
 
+def schema_of(source: ReleaseSource, overlay: Node, newest: Node) -> Node:
+    """The schema of one release without what needs the others. newest: that of the newest; {} for itself."""
+    try:
+        return Builder(source, overlay, newest).schema()
+    finally:
+        source.forget()
+
+
 def schemas(sources: Sequence[ReleaseSource], overlay: Node) -> dict[Version, Node]:
     """The schema of each release, oldest first: made from the source where there is one, else as it is in the file."""
     found = json.loads(SCHEMAS.read_text(encoding="utf-8"))
     known = map(schema.numbers, found.pop(schema.RELEASES))
     made = {release: schema.as_of(found, release) for release in known}
-    for source in sorted(sources, key=lambda source: source.version, reverse=True):
+    ordered_sources = sorted(sources, key=lambda source: source.version, reverse=True)
+    for source in ordered_sources[:1]:
         newest = max([source.version, *made])
-        made[source.version] = Builder(
-            source, overlay, {} if newest == source.version else made[newest]
-        ).schema()
-        source.forget()
+        made[source.version] = schema_of(source, overlay, {} if newest == source.version else made[newest])
+    rest = ordered_sources[1:]
+    if rest:
+        work = partial(schema_of, overlay=overlay, newest=made[max(made)])
+        with multiprocessing.get_context("fork").Pool(min(len(rest), os.cpu_count() or 1)) as pool:
+            made |= zip((source.version for source in rest), pool.map(work, rest, chunksize=4), strict=True)
     made = dict(sorted(made.items()))
     ever = {path for node in made.values() for path, _ in nodes(node)}
     if unread := [path for path, _ in nodes(overlay) if path not in ever]:

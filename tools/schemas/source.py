@@ -62,6 +62,8 @@ class Known:
     model: TypedClass | None = None
     """The model of a key that is a section."""
     alias: str = ""
+    outside: bool = False
+    """Whether its type is another package's class (torch.dtype), of which JSON has no value."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,20 @@ class ReleaseSource:
         """Let go of the syntax trees of all releases: 77 are gigabytes."""
         for method in (ReleaseSource.tree, ReleaseSource.defined, ReleaseSource.reads):
             method.cache_clear()
+
+    @cached_property
+    def converts_as_1(self) -> bool:
+        """Whether the models are those of pydantic 1: by where the module of their base takes BaseModel from."""
+        file = "runtime/config_utils.py"
+        for statement in self.tree(file).body:
+            if isinstance(statement, ast.ImportFrom) and any(
+                one.name == "BaseModel" for one in statement.names
+            ):
+                module = self.module(file, statement)
+                text = ast.unparse(self.tree(module)) if module else ast.unparse(statement)
+                later = any(name in self.files.get(file, "") for name in ("ConfigDict", "model_fields"))
+                return "pydantic.v1" in text or not later
+        return False
 
     @cached_property
     def text(self) -> str:
@@ -260,6 +276,7 @@ class ReleaseSource:
         known = Known()
         if isinstance(item, ast.AnnAssign):
             known.keywords, known.model = self.annotation(file, item.annotation)
+            known.outside = isinstance(item.annotation, ast.Attribute)
         default = item.value
         if isinstance(default, ast.Call) and ast.unparse(default.func) == "Field":
             self.settings(file, default, known)

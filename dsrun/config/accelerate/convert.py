@@ -8,7 +8,7 @@ name on the other side is left out, and reported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,24 @@ def convert(source: ConfigText, form: str | None, output: Path | None, options: 
         return _second_of(launch, source.name) if form == FSDP else _zero_of(launch, source.name)
     config = _config_of(launch, source)
     counted = Options(gpus=(launch.processes or 1) // launch.machines or 1, nodes=launch.machines)
-    return _fsdp_of(config, counted) if form == FSDP else Conversion(render_json(config))
+    lost = _sizes(launch)
+    if form == FSDP:
+        made = _fsdp_of(config, counted)
+        return replace(made, dropped=(*made.dropped, *lost))
+    return Conversion(render_json(config), lost)
+
+
+def _sizes(launch: LaunchConfig) -> tuple[str, ...]:
+    """The sizes of other parallelism that a YAML says, which only accelerate reads: a ds_config has no place for
+    them.
+    """
+    section = launch.given.get(known.PARALLELISM)
+    named = section if isinstance(section, Mapping) else {}
+    return tuple(
+        f"{known.PARALLELISM}.{key}"
+        for key, value in named.items()
+        if value != known.PARALLELISM_DEFAULTS.get(key)
+    )
 
 
 def _config(source: ConfigText) -> dict[str, Any]:
@@ -147,7 +164,7 @@ def _zero_of(launch: LaunchConfig, name: str) -> Conversion:
         "fsdp_offload_params",
     )
     dropped = [f"{known.FSDP_SECTION}.{key}" for key in launch.fsdp if key not in converted]
-    return Conversion(render_json(config), tuple(dropped))
+    return Conversion(render_json(config), (*dropped, *_sizes(launch)))
 
 
 def _second_of(launch: LaunchConfig, name: str) -> Conversion:

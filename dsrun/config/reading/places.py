@@ -66,6 +66,8 @@ class SyntaxIssue:
     """The text that stands there, as a part of a sentence."""
     path: str
     """The path of the value that it is about; for comments and commas of the section in which they stand."""
+    equal: bool = False
+    """Of a key that is there twice: whether both values are the same."""
 
 
 class UnreadableError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from dsrun.config import tree
@@ -163,6 +164,8 @@ class Parser(ScalarParser):
             frame.box.append(value)
         else:
             self.replaced |= isinstance(frame.box.get(frame.key), (dict, list))
+            if frame.key in frame.box and tree.same(frame.box[frame.key], value):
+                self.note_equal(frame.key_at[0])
             frame.box[frame.key] = value
 
     def onward(self, pos: int, stop: int) -> tuple[int, bool]:
@@ -225,6 +228,12 @@ class Parser(ScalarParser):
                 stop,
                 f"the key {short(frame.key)} a second time (first at line {line})",
             )
+
+    def note_equal(self, start: int) -> None:
+        """Say of the key at an offset that it has the value of its first time."""
+        for index, issue in enumerate(self.issues):
+            if issue.kind == "duplicate-key" and issue.place.start == start:
+                self.issues[index] = replace(issue, equal=True)
 
     def loose_key(self, pos: int) -> tuple[str, int]:
         """An unquoted key and where it ends. hjson takes most characters, the json dialect here words only."""

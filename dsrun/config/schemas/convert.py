@@ -1,6 +1,8 @@
 """Values of another type as DeepSpeed's checked sections convert them: "3" -> 3, "yes" -> true, 2e8 -> 200000000.
 
-These sections are pydantic models (runtime/config_utils.py), whose rules for conversion these are.
+These sections are pydantic models (runtime/config_utils.py), whose rules for conversion these are: `converted` those of
+pydantic 2, `converted_by_1` those of pydantic 1, which DeepSpeed used before 0.15. That one applies int(), float() and
+str(), so that 1.5 becomes 1 and 7 becomes "7".
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dsrun.config import tree
 
 TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
+MOST_DIGITS = 300
 
 
 def converted(value: Any, node: dict[str, Any]) -> Any:
@@ -44,7 +47,7 @@ def whole(value: Any) -> Any:
     text = value.strip() if isinstance(value, str) else ""
     text = text[:-2] if text.endswith(".0") else text
     digits = text.removeprefix("-").removeprefix("+")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 300 else tree.MISSING
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < MOST_DIGITS else tree.MISSING
 
 
 def number(value: Any) -> Any:
@@ -58,3 +61,32 @@ def number(value: Any) -> Any:
     except ValueError:
         return tree.MISSING
     return result if math.isfinite(result) else tree.MISSING
+
+
+def converted_by_1(value: Any, node: dict[str, Any]) -> Any:
+    """The same by the rules of pydantic 1."""
+    from dsrun.config.schemas.schema import types
+
+    if "enum" in node:  # a member is looked up by equality, and a text is no number there
+        same = (item for item in node["enum"] if isinstance(value, (bool, float)) and item == value)
+        return next(same, tree.MISSING)
+    takes = types(node)
+    for name, convert in (("boolean", flag), ("integer", cut), ("number", number), ("string", text)):
+        if name in takes and (result := convert(value)) is not tree.MISSING:
+            return result
+    return {} if "object" in takes and value in ([], "") else tree.MISSING
+
+
+def cut(value: Any) -> Any:
+    """int() of a number or a text: fractions are cut off, and "2.0" is none."""
+    if not isinstance(value, (int, float, str)) or (isinstance(value, str) and len(value) > MOST_DIGITS):
+        return tree.MISSING
+    try:
+        return int(value)
+    except (ValueError, OverflowError):  # NaN, infinity
+        return tree.MISSING
+
+
+def text(value: Any) -> Any:
+    """str() of a number or a flag."""
+    return str(value) if isinstance(value, (int, float)) else tree.MISSING

@@ -25,6 +25,29 @@ FILLING = (HF, ACCELERATE)
 RELEASES = "x-releases"
 """The key of the file that lists the releases it holds."""
 
+PYDANTIC_1 = "pydantic 1"
+"""x-converts of a release whose models convert values as pydantic 1 does."""
+
+KINDS_OF_VALUES: dict[str, tuple[Any, ...]] = {
+    "null": (None,),
+    "false": (False,),
+    "true": (True,),
+    "negative": (-1, -2.5),
+    "zero": (0,),
+    "positive": (1, 2, 7),
+    "fraction": (0.5, 1.5),
+    "empty text": ("",),
+    "whole number as text": ("1", "3"),
+    "number as text": ("2.5", "1e-3"),
+    "auto": ("auto",),
+    "text": ("x", "None"),
+    "empty list": ([],),
+    "list": ([1], ["x"]),
+    "empty section": ({},),
+    "section": ({"value": 1},),
+}
+"""Kinds of values that a reader tells apart, with some of each: those that are tried where a schema is made."""
+
 Node = dict[str, Any]
 Version = tuple[int, ...]
 """(0, 19, 4), or (0, 19) for the newest release of a minor version."""
@@ -169,6 +192,32 @@ def expected(node: Node) -> str:
     words = {"minimum": "at least", "exclusiveMinimum": "more than"}
     words |= {"maximum": "at most", "exclusiveMaximum": "less than"}
     return ", ".join([text, *(f"{word} {node[key]}" for key, word in words.items() if key in node)])
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, of KINDS_OF_VALUES."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, (int, float)):
+        if value == 0 or value < 0:
+            return "negative" if value else "zero"
+        return "positive" if isinstance(value, int) or value.is_integer() else "fraction"
+    if isinstance(value, (list, dict)):
+        name = "list" if isinstance(value, list) else "section"
+        return name if value else f"empty {name}"
+    if re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        return "whole number as text"
+    if value in ("", AUTO):
+        return value or "empty text"
+    return "number as text" if _is_number(value) else "text"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_whole(value: Any, node: Node) -> Any:

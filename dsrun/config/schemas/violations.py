@@ -30,15 +30,17 @@ from typing import TYPE_CHECKING, Any
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
 from dsrun.config.schemas import foreign, names
-from dsrun.config.schemas.convert import converted
+from dsrun.config.schemas.convert import converted, converted_by_1
 from dsrun.config.schemas.guess import MOST_COMPARED, guess, has_keys_of, section_like
 from dsrun.config.schemas.schema import (
     AUTO,
     FILLING,
     HF,
+    PYDANTIC_1,
     Node,
     Schema,
     expected,
+    kind_of,
     properties_of,
     shorten,
     types,
@@ -213,6 +215,7 @@ class _Walk:
                 yield self.unknown(key, value, path, checked=checked)
             elif item == AUTO:
                 yield from self.auto(item, {}, inner, checked=checked)
+        yield from self.needed(value, node, path)
         if "required" in errors.errors:
             missing = [key for key in node["required"] if key not in value]
             text = f"lacks {', '.join(missing)}"
@@ -221,6 +224,13 @@ class _Walk:
             yield Violation(
                 "value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "", refused
             )
+
+    def needed(self, value: Mapping[str, Any], node: Node, path: str) -> Iterator[Violation]:
+        """The keys that a section lacks, though the release's reader stops without them once it is on."""
+        missing = [key for key in node.get("x-needs", ()) if key not in value]
+        if missing and value.get("enabled") and value["enabled"] != AUTO:
+            text = f"is on, but lacks {' and '.join(missing)}"
+            yield Violation("value", path, dict(value), text, f"Add {path}.{missing[0]}.", refused=True)
 
     def key(
         self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool
@@ -245,7 +255,7 @@ class _Walk:
                 yield from self.key(
                     item, branch.get("items", {}), _below(inside, index), f"{path}.{index}", checked=False
                 )
-        elif not right or (checked and _too_large(value, node)):
+        elif not right or (checked and self.too_large(value, node)) or _of_no_type(value, node):
             yield self.wrong(value, node, path, checked=checked)
 
     def auto(self, value: Any, node: Node, path: str, *, checked: bool) -> Iterator[Violation]:
@@ -265,7 +275,8 @@ class _Walk:
         text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nothing fills in")
         text += "; DeepSpeed drops the key" if checked else ""
         advice = _wanted(node) + (" Or let HF Trainer read it: --for hf." if filled else "")
-        yield Violation("auto", path, value, text, advice)
+        refused = not checked and _stops(value, node)[0]
+        yield Violation("auto", path, value, text, advice, refused)
 
     def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
         """A key that this version hasn't got: removed, dotted, later, another tool's or no one's."""
@@ -387,12 +398,15 @@ class _Walk:
         if unfilled(value) and not fits(node, value.lower()) and not takes_any:
             refused, fails = _stops(value, node)
             return Violation("placeholder", path, value, "", "", refused or checked, fails=fails)
-        converted_value = tree.MISSING if "object" in types(node) else converted(value, node)
+        converted_value = self.converted(value, node, checked=checked)
         given = f"is {shorten(value)}"
         if converted_value is not tree.MISSING and fits(node, converted_value):
             fix = Fix((Edit("replace", path, converted_value),))
             advice = f"Write {json.dumps(converted_value)}."
-            if checked:
+            if checked and _stops(value, node)[0]:  # a validator looks at it before it is converted
+                fix = replace(fix, safe=isinstance(value, str))
+                return Violation("value", path, value, f"{given}, a {_kind(value)}", advice, True, fix)
+            if checked or isinstance(converted_value, dict):
                 text = f"{given}, a {_kind(value)} that DeepSpeed converts"
                 return Violation("converted", path, value, text, advice, fix=fix)
             if types(node) & {"boolean"} and bool(value) != bool(converted_value):
@@ -413,10 +427,30 @@ class _Walk:
             )
         refused, fails = _stops(value, node)
         read = value if converted_value is tree.MISSING else converted_value
-        refused = refused or (checked and (_too_large(value, node) or not fits(_enforced(node), read)))
+        refused = refused or (checked and (self.too_large(value, node) or not fits(_enforced(node), read)))
         return Violation(
             "value", path, value, f"can't be {shorten(value)}", _wanted(node), refused, fails=fails
         )
+
+    @property
+    def by_1(self) -> bool:
+        """Whether the release's models are those of pydantic 1."""
+        return self.schema.root.get("x-converts") == PYDANTIC_1
+
+    def converted(self, value: Any, node: Node, *, checked: bool) -> Any:
+        """What DeepSpeed, or a reader, makes of a value; tree.MISSING where that is nothing."""
+        if self.by_1 and checked:
+            return converted_by_1(value, node)
+        if node.get("x-empty") and value in ([], ""):
+            return {}
+        return tree.MISSING if "object" in types(node) else converted(value, node)
+
+    def too_large(self, value: Any, node: Node) -> bool:
+        """A float past 64 bits where a model takes whole numbers only: pydantic 2 refuses it, though it has no
+        fraction.
+        """
+        takes = types(node) & {"number", "integer"}
+        return not self.by_1 and isinstance(value, float) and abs(value) >= 2.0**63 and takes == {"integer"}
 
     def duplicate(
         self, key: str, node: Node, value: Mapping[str, Any], path: str, *, checked: bool
@@ -454,26 +488,25 @@ def _without(node: Node, keywords: Collection[str]) -> Node:
     return {keyword: value for keyword, value in node.items() if keyword not in keywords}
 
 
+def _of_no_type(value: Any, node: Node) -> bool:
+    """Whether a release stops at a value of a key about which no more than that is known."""
+    return "x-refuses" in node and not node.keys() & {"type", "anyOf"} and _stops(value, node)[0]
+
+
 def _stops(value: Any, node: Node) -> tuple[bool, bool]:
     """Whether DeepSpeed stops at a wrong value while it reads the config, or later: `refused` and `fails` of Violation.
 
-    A section is looked into at once, so anything else in its place is refused; of other keys the schema says what
-    becomes of a wrong type ("x-wrong"). A fraction or a number out of range goes on to whoever computes with it.
+    A section is looked into at once, so anything else in its place is refused; of other keys the schema says which
+    kinds of values the release's reader stops at ("x-refuses"), and what becomes of a wrong type later ("x-wrong"). A
+    fraction or a number out of range goes on to whoever computes with it.
     """
     inner = node["anyOf"][-1] if "anyOf" in node else node
+    if kind_of(value) in (*node.get("x-refuses", ()), *inner.get("x-refuses", ())):
+        return True, False
     number = isinstance(value, (float, bool)) and bool(types(inner) & {"number", "integer"})
     section = "refused" if "properties" in inner and not isinstance(value, dict) else None
     wrong = None if number and not section else inner.get("x-wrong", section)
     return wrong == "refused", wrong == "fails"
-
-
-def _too_large(value: Any, node: Node) -> bool:
-    """A float past 64 bits where a model takes whole numbers only: pydantic refuses it, though it has no fraction."""
-    return (
-        isinstance(value, float)
-        and abs(value) >= 2.0**63
-        and types(node) & {"number", "integer"} == {"integer"}
-    )
 
 
 def _fate(checked: bool) -> str:

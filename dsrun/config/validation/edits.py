@@ -45,7 +45,7 @@ def apply(config: Mapping[str, Any], edits: tuple[Edit, ...]) -> dict[str, Any]:
     for edit in edits:
         if edit.op == "add":
             tree.put(result, edit.path, edit.value)
-        elif edit.op != "plain" and (place := _holder(result, edit.path)):
+        elif edit.op not in ("plain", "once") and (place := _holder(result, edit.path)):
             holder, key = place
             if edit.op == "replace":
                 holder[key] = edit.value
@@ -161,6 +161,10 @@ def _texts(document: Document, edit: Edit, dialect: str, kinds: set[str]) -> Ite
         return
     elif edit.op == "remove":
         yield from _removed(document, edit.path, entry)
+    elif edit.op == "once":  # the last of both is the one that is known
+        before = text[: entry.whole.start].rstrip()
+        for kept in (before.removesuffix(","), before):
+            yield kept + text[entry.whole.end :]
     elif edit.op == "rename" and free:
         bare = BARE.fullmatch(edit.value) and text[entry.key.start] not in "\"'"
         yield _spliced(text, entry.key.start, entry.key.end, edit.value if bare else _plain(edit.value))

@@ -86,9 +86,9 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
     stops = context.target == "deepspeed"
     for issue in _of(context, DUPLICATE):
         then = "DeepSpeed stops" if stops else "only the last one counts"
-        yield Finding(
-            issue.path, f"{issue.message}: {then}", "Keep one.", effect=REFUSED if stops else DIFFERS
-        )
+        fix = Fix((Edit("once", issue.path),)) if issue.equal else None
+        effect = REFUSED if stops else DIFFERS
+        yield Finding(issue.path, f"{issue.message}: {then}", "Keep one.", fix, effect=effect)
 
 
 @rule("DS023", DIFFERS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.config import tree
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, zero
@@ -13,7 +12,6 @@ from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, 
 from dsrun.config.rules.kinds import Table, in_range, put
 from dsrun.config.rules.optimizer.signatures import data, optimizer_class
 from dsrun.config.rules.precision.modes import FP16, mode
-from dsrun.config.schemas import schema
 
 FP16_MAX = 65504
 USUAL_POWER = 32
@@ -211,27 +209,14 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
 
 
 @rule("DS310", REFUSED, since=(0, 18, 8))
-@bad(fp16(loss_scale=True), {**ZERO_1, "fp16": {"enabled": False, "loss_scale_window": "8.0"}})
-@good(
-    {**ZERO_1, **fp16(loss_scale="128")},
-    {**ZERO_1, **fp16(loss_scale_window="8", min_loss_scale=1.0, hysteresis="2.0")},
-)
-def scale_fields_not_converted(context: Context) -> Iterator[Finding]:
-    """Three fields are checked before pydantic converts them: no flags, no fractions in a string, no negative scale.
+@bad(fp16(loss_scale=-1), {**ZERO_1, **fp16(loss_scale="-2")})
+@good({**ZERO_1, **fp16(loss_scale="128")}, {**ZERO_1, **fp16(loss_scale=0)})
+def negative_loss_scale(context: Context) -> Iterator[Finding]:
+    """A field validator stops at a negative scale (DeepSpeedFP16Config in runtime/precision_config.py).
 
-    Source: the field validators of DeepSpeedFP16Config in runtime/precision_config.py.
+    What that and its neighbour refuse of other types is read from their code ("x-refuses" of the schema).
     """
-    for key in ("loss_scale", "loss_scale_window", "min_loss_scale"):
-        given = tree.get(context.config, path := f"fp16.{key}")
-        number = context.number(path)
-        pointed = isinstance(given, str) and "." in given and key != "loss_scale"
-        if key == "loss_scale" and number is not None and number < 0:
-            text = f"is {number:g}, but must be 0 for a dynamic scale, or more"
-            yield Finding(path, text, "Write 0.", set_to(context, path, 0))
-        if number is not None and (isinstance(given, bool) or pointed):
-            yield Finding(
-                path,
-                f"is {schema.shorten(given)}: DeepSpeed needs a number here and converts nothing",
-                f"Write {number:g}.",
-                set_to(context, path, number, safe=pointed),
-            )
+    number = context.number("fp16.loss_scale")
+    if number is not None and number < 0:
+        text = f"is {number:g}, but must be 0 for a dynamic scale, or more"
+        yield Finding("fp16.loss_scale", text, "Write 0.", set_to(context, "fp16.loss_scale", 0))

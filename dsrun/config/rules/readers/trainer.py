@@ -181,7 +181,8 @@ def training_argument_ignored_without_its_key(context: Context) -> Iterator[Find
     for section, missing in groups.items():
         names = listed([left.match.path.rpartition(".")[2] for left in missing])
         taken = listed([left.in_words(known=arguments is not None) for left in missing])
-        fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in missing))
+        # It trains with another rate, or clips otherwise, than before: for its owner to decide.
+        fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in missing), safe=False)
         text = f"{f'lacks {names}' if section else 'is missing'}: DeepSpeed uses {taken}"
         finding = Finding(section or names, text, f'Add {names}: "auto".', fix)
         yield finding if arguments else replace(finding, severity="warning")

@@ -50,7 +50,7 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS227", REFUSED, since=(0, 12, 3))
+@rule("DS227", REFUSED, since=(0, 15))
 @bad(
     zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
     zero(1, offload_optimizer={"device": "none", "ratio": 0}),
@@ -60,7 +60,10 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
     zero(2, offload_optimizer={"device": "cpu", "ratio": 1.0}),
 )
 def partial_offload_below_stage_3() -> Table:
-    """Partial offload needs stage 3 by an assertion, whatever the device (offload_ratio_check, zero/config.py)."""
+    """Partial offload needs stage 3 by an assertion, whatever the device (offload_ratio_check, zero/config.py).
+
+    Before 0.15 the check looked for the section where it never was, and asserted nothing.
+    """
     text = (
         "{value:g} needs stage 3, but the stage is {stage}. Set zero_optimization.stage to 3, or ratio to 1."
     )
