@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from test_phases import answer
 
-from dsrun.jobs.diagnosis import memory_text, names
+from dsrun.jobs.diagnosis import names
+from dsrun.jobs.diagnosis.memory import memory_text
 from dsrun.jobs.diagnosis.reading.suppositions import is_supposed
 
 RAISED = 'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/x/y.py", line 1, in f\n'
