@@ -179,7 +179,7 @@ def test_a_list_that_is_cut_off_has_no_names():
     ("log", "tool"),
     [
         ("loading /data/a.jsonl\njson.decoder.JSONDecodeError: Extra data: line 1 column 9 (char 8)", "jq -c . FILE"),
-        ("loading /data/a.json\njson.decoder.JSONDecodeError: Extra data: line 2 column 1 (char 8)",
+        ("loading /data/a.json\njson.decoder.JSONDecodeError: Expecting ',' delimiter: line 4 column 1 (char 80)",
          "`python -m json.tool FILE`"),
     ],
 )  # fmt: skip
