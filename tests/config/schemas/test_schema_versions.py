@@ -16,17 +16,17 @@ VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
 SCHEMAS = {schema.name_of(version): schema.load(version).root for version in schema.versions()}
 DIGESTS = {
-    "0.9": "1ebd58285a29068f",
-    "0.10": "337beac099aa269d",
-    "0.11": "31a79ee181e675b2",
-    "0.12": "b97f3c0c6d9caba1",
-    "0.13": "057168b5b0362c14",
-    "0.14": "fa7ad13efb7387b0",
-    "0.15": "ce5faff73ff1de36",
-    "0.16": "baff9590cd58b964",
-    "0.17": "1e3fab80c480b3e0",
-    "0.18": "f08a93f35e32577a",
-    "0.19": "894e9e7efd355cae",
+    "0.9": "8127b845b8e19e79",
+    "0.10": "2615592a0e16ee61",
+    "0.11": "9e37e5acaf58d7e8",
+    "0.12": "0a3abe0a706b5728",
+    "0.13": "4f4e1bbc83ae5f00",
+    "0.14": "8cc33ac0ffa8a599",
+    "0.15": "fd593c5d8cd8cc25",
+    "0.16": "a02fdeba89e04672",
+    "0.17": "cc8d9b0d05990beb",
+    "0.18": "75a0bf6f042f60bd",
+    "0.19": "e74d66b846a60896",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
 
