@@ -16,17 +16,17 @@ VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
 SCHEMAS = {schema.name_of(version): schema.load(version).root for version in schema.versions()}
 DIGESTS = {
-    "0.9": "8127b845b8e19e79",
-    "0.10": "2615592a0e16ee61",
-    "0.11": "9e37e5acaf58d7e8",
-    "0.12": "0a3abe0a706b5728",
-    "0.13": "4f4e1bbc83ae5f00",
-    "0.14": "8cc33ac0ffa8a599",
-    "0.15": "fd593c5d8cd8cc25",
-    "0.16": "a02fdeba89e04672",
-    "0.17": "cc8d9b0d05990beb",
-    "0.18": "75a0bf6f042f60bd",
-    "0.19": "e74d66b846a60896",
+    "0.9": "82a578e7024256dc",
+    "0.10": "39c8ed4f93dc85e8",
+    "0.11": "886c6c038dd9798b",
+    "0.12": "20a79d9779130d67",
+    "0.13": "162318a8582b90de",
+    "0.14": "1e82aafa4cbf0bf3",
+    "0.15": "75d9f5a9e46868f6",
+    "0.16": "c56c66276c59f9ff",
+    "0.17": "48be2e17476d8807",
+    "0.18": "d8eb72d3d7e1f4ee",
+    "0.19": "3ddec3c4c6ef1ff4",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
 
