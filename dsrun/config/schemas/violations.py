@@ -440,8 +440,8 @@ class _Walk:
     def converted(self, value: Any, node: Node, *, checked: bool) -> Any:
         """What DeepSpeed, or a reader, makes of a value; tree.MISSING where that is nothing."""
         if self.by_1 and checked:
-            return converted_by_1(value, node)
-        if node.get("x-empty") and value in ([], ""):
+            return converted_by_1(value, _enforced(node))
+        if "x-empty" in node and "x-checked" in node and value in ([], ""):
             return {}
         return tree.MISSING if "object" in types(node) else converted(value, node)
 

@@ -21,12 +21,12 @@ DIGESTS = {
     "0.11": "886c6c038dd9798b",
     "0.12": "20a79d9779130d67",
     "0.13": "162318a8582b90de",
-    "0.14": "1e82aafa4cbf0bf3",
-    "0.15": "75d9f5a9e46868f6",
-    "0.16": "c56c66276c59f9ff",
-    "0.17": "48be2e17476d8807",
-    "0.18": "d8eb72d3d7e1f4ee",
-    "0.19": "3ddec3c4c6ef1ff4",
+    "0.14": "341dcacc4ae21254",
+    "0.15": "4545fb26c4004033",
+    "0.16": "f5c39450347aa0ef",
+    "0.17": "2e1b09048a4a8452",
+    "0.18": "30ddb86c2706f4a6",
+    "0.19": "86262aafc60c5237",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
 
