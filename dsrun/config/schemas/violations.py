@@ -403,7 +403,8 @@ class _Walk:
         if converted_value is not tree.MISSING and fits(node, converted_value):
             fix = Fix((Edit("replace", path, converted_value),))
             advice = f"Write {json.dumps(converted_value)}."
-            if checked and not isinstance(converted_value, dict) and _stops(value, node)[0]:  # a validator looks at it before it is converted
+            # A validator may look at it before it is converted.
+            if checked and not isinstance(converted_value, dict) and _stops(value, node)[0]:
                 fix = replace(fix, safe=isinstance(value, str))
                 return Violation("value", path, value, f"{given}, a {_kind(value)}", advice, True, fix)
             if checked or isinstance(converted_value, dict):
