@@ -50,6 +50,8 @@ x-refuses
     The kinds of values (schema.KINDS_OF_VALUES) that the release stops at, by following its reader (interpret.py).
 x-needs
     Keys that a section has to have once it is enabled, found in the same way.
+x-drops-auto
+    A section that a model around it takes, which drops it where it is "auto" and does not stop.
 x-empty
     DeepSpeed takes an empty list or text for the section, as one without keys.
 x-converts

@@ -67,6 +67,7 @@ def converted_by_1(value: Any, node: dict[str, Any]) -> Any:
     """The same by the rules of pydantic 1."""
     from dsrun.config.schemas.schema import types
 
+    node = node["anyOf"][-1] if "anyOf" in node else node
     if "enum" in node:  # a member is looked up by equality, and a text is no number there
         same = (item for item in node["enum"] if isinstance(value, (bool, float)) and item == value)
         return next(same, tree.MISSING)

@@ -275,7 +275,7 @@ class _Walk:
         text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nothing fills in")
         text += "; DeepSpeed drops the key" if checked else ""
         advice = _wanted(node) + (" Or let HF Trainer read it: --for hf." if filled else "")
-        refused = not checked and _stops(value, node)[0]
+        refused = not checked and "x-drops-auto" not in node and _stops(value, node)[0]
         yield Violation("auto", path, value, text, advice, refused)
 
     def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
@@ -403,7 +403,8 @@ class _Walk:
         if converted_value is not tree.MISSING and fits(node, converted_value):
             fix = Fix((Edit("replace", path, converted_value),))
             advice = f"Write {json.dumps(converted_value)}."
-            if checked and _stops(value, node)[0]:  # a validator looks at it before it is converted
+            # A validator may look at it before it is converted.
+            if checked and not isinstance(converted_value, dict) and _stops(value, node)[0]:
                 fix = replace(fix, safe=isinstance(value, str))
                 return Violation("value", path, value, f"{given}, a {_kind(value)}", advice, True, fix)
             if checked or isinstance(converted_value, dict):
@@ -440,8 +441,8 @@ class _Walk:
     def converted(self, value: Any, node: Node, *, checked: bool) -> Any:
         """What DeepSpeed, or a reader, makes of a value; tree.MISSING where that is nothing."""
         if self.by_1 and checked:
-            return converted_by_1(value, node)
-        if node.get("x-empty") and value in ([], ""):
+            return converted_by_1(value, _enforced(node))
+        if "x-empty" in node and "x-checked" in node and value in ([], ""):
             return {}
         return tree.MISSING if "object" in types(node) else converted(value, node)
 

@@ -184,7 +184,12 @@ def refused_since():
 )
 def test_a_refusal_begins_with_the_release_that_brought_it(rule):
     if rule.id in refused_since():
-        assert next(filter(rule.holds_in, schema.releases())) == refused_since()[rule.id]
+        wanted = ACTS_SINCE.get(rule.id, refused_since()[rule.id])
+        assert next(filter(rule.holds_in, schema.releases())) == wanted
+
+
+ACTS_SINCE = {"DS227": (0, 15, 0)}
+"""Refusals that stood in the code before they could act: this one asked a dict for an attribute until pydantic 2."""
 
 
 @pytest.mark.parametrize(

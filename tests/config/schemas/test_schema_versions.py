@@ -16,17 +16,17 @@ VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
 SCHEMAS = {schema.name_of(version): schema.load(version).root for version in schema.versions()}
 DIGESTS = {
-    "0.9": "1ebd58285a29068f",
-    "0.10": "337beac099aa269d",
-    "0.11": "31a79ee181e675b2",
-    "0.12": "b97f3c0c6d9caba1",
-    "0.13": "057168b5b0362c14",
-    "0.14": "fa7ad13efb7387b0",
-    "0.15": "ce5faff73ff1de36",
-    "0.16": "baff9590cd58b964",
-    "0.17": "1e3fab80c480b3e0",
-    "0.18": "f08a93f35e32577a",
-    "0.19": "894e9e7efd355cae",
+    "0.9": "82a578e7024256dc",
+    "0.10": "39c8ed4f93dc85e8",
+    "0.11": "886c6c038dd9798b",
+    "0.12": "20a79d9779130d67",
+    "0.13": "162318a8582b90de",
+    "0.14": "341dcacc4ae21254",
+    "0.15": "4545fb26c4004033",
+    "0.16": "f5c39450347aa0ef",
+    "0.17": "2e1b09048a4a8452",
+    "0.18": "30ddb86c2706f4a6",
+    "0.19": "86262aafc60c5237",
 }
 """Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
 

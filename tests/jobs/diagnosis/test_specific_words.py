@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from test_phases import answer
 
-from dsrun.jobs.diagnosis import memory_text, names
+from dsrun.jobs.diagnosis import names
+from dsrun.jobs.diagnosis.memory import memory_text
 from dsrun.jobs.diagnosis.reading.suppositions import is_supposed
 
 RAISED = 'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/x/y.py", line 1, in f\n'
@@ -178,7 +179,7 @@ def test_a_list_that_is_cut_off_has_no_names():
     ("log", "tool"),
     [
         ("loading /data/a.jsonl\njson.decoder.JSONDecodeError: Extra data: line 1 column 9 (char 8)", "jq -c . FILE"),
-        ("loading /data/a.json\njson.decoder.JSONDecodeError: Extra data: line 2 column 1 (char 8)",
+        ("loading /data/a.json\njson.decoder.JSONDecodeError: Expecting ',' delimiter: line 4 column 1 (char 80)",
          "`python -m json.tool FILE`"),
     ],
 )  # fmt: skip
