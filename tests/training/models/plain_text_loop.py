@@ -27,6 +27,9 @@ ROUTERS = ("gate", "router")
 TAKEN = {"falcon_h1": "mamba.out_proj", "granitemoehybrid": "mamba.out_proj", "jamba": "mamba.dt_proj"}
 """Ends of the names of layers whose weight Mamba's kernels take without LoRA's part."""
 
+FUSED = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe", "qwen3_next")
+"""Networks in which PEFT takes the names of a shared expert's or dense layer's matrices for the experts'."""
+
 
 def parts(model) -> tuple[str, ...]:
     """Beginnings of the names of the weights that are trained: of all in a model of text alone."""
@@ -99,10 +102,11 @@ def with_lora(model) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     taken = TAKEN.get(model.config.model_type, "nothing")
+    fused = ("gate_proj", "up_proj", "down_proj") if model.config.model_type in FUSED else ()
     layers = [
         name for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and name.startswith(parts(model)) and "lm_head" not in name
-        and not {*name.split(".")} & {*ROUTERS} and not name.endswith(taken)
+        and not {*name.split(".")} & {*ROUTERS} and not name.endswith((taken, *fused))
     ]  # fmt: skip
     assert layers
     torch.manual_seed(SEED)
