@@ -1,12 +1,13 @@
 """dsrun's planner beside what was measured and published, and beside the estimators that people use today.
 
-    python bench/planner.py [--cases FILE]... [--json] [--write]
+    python bench/planner.py [--cases FILE]... [--traced] [--json] [--write]
 
 For every case of bench/published/cases.json (or of another file in that format; bench/published/README.md has the
 fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_model_states_mem_needs, accelerate's
 estimate_training_usage and fitcheck-llm give, each called in this run, and what was measured. Then the median and the
 90th percentile of the relative errors, and how often each is right about what fits. A row with a word that is not in
-the language is listed under `refused`, and the exit code is 1. --json prints all of it as data; --write makes
+the language is listed under `refused`, and the exit code is 1. --traced scores dsrun's trace beside its formulas: a
+recording of each network takes some seconds, once. --json prints all of it as data; --write does both, and makes
 docs/reference/planner-accuracy.md, bench/results/planner-<date>.json and presets/accuracy/published.toml.
 """
 
@@ -17,6 +18,7 @@ import json
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -26,8 +28,8 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
-from published import peers, reading, scoring  # noqa: E402
-from published.scoring import GROUPS, TOOLS, Row, Score  # noqa: E402
+from published import peers, reading, scoring, tracing  # noqa: E402
+from published.scoring import GROUPS, TOOLS, TRACE, Row, Score  # noqa: E402
 
 from dsrun.planner.gpu_memory import FIXED_LENGTHS, HELD_AT_END, REUSED, VARIABLE_LENGTHS  # noqa: E402
 from dsrun.planner.plan import ERROR, STUCK, TIGHT, TIGHT_FROM, chance  # noqa: E402
@@ -170,6 +172,36 @@ def classes(rows: Sequence[Row]) -> list[str]:
     return [*lines, ""]
 
 
+def traced(rows: Sequence[Row]) -> list[str]:
+    """The same rows by formula and by trace, class by class; their verdicts; why others have no trace."""
+    both = [row for row in rows if TRACE in row.said]
+    lines = [
+        f"{len(both)} of {len(rows)} cases can be traced.",
+        "",
+        "| class | n | formula: median, 90th percentile, sign | trace: median, 90th percentile, sign |",
+        "| --- " * 4 + "|",
+    ]
+    scores = [scoring.by_class(both, tool) for tool in ("dsrun", TRACE)]
+    for name in scoring.CLASSES:
+        cells = [
+            f"{percent(found.median)}, {percent(found.p90)}, {percent(signed, '+')}"
+            for found, signed in (score[name] for score in scores)
+        ]
+        if n := scores[0][name][0].n:
+            lines.append(f"| {name} | {n} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| what fits | right | of those that ran | of those that didn't | Brier score |",
+        "| --- " * 5 + "|",
+    ]
+    for name, tool in (("formula", "dsrun"), ("trace", TRACE)):
+        counts = [scoring.verdicts(both, tool, fits) for fits in (None, True, False)]
+        cells = [f"{right} of {asked}" for right, asked in counts]
+        lines.append(f"| {name} | {' | '.join(cells)} | {scoring.brier(both, tool) or 0:.3f} |")
+    reasons = Counter(row.untraced[:100] for row in rows if row.untraced)
+    return [*lines, "", *(f"- {count} without a trace: {why}" for why, count in reasons.most_common()), ""]
+
+
 def constants() -> list[str]:
     """Constants that the bench alone knows."""
     rows = [(f"`logits` `{kind}`, bytes a logit", *given) for kind, given in reading.LOGIT_BYTES.items()]
@@ -214,6 +246,7 @@ def collected_later(rows: Sequence[Row]) -> list[str]:
         "",
         *summary(rows),
         *classes(rows),
+        *traced(rows),
         *fitting(rows),
         *others(rows),
         *measured(rows),
@@ -257,6 +290,11 @@ def page(rows: Sequence[Row], later: Sequence[Row]) -> str:
             "What torch had allocated and what nvidia-smi showed, apart.",
             "",
             *classes(rows),
+            "## By formula and by trace",
+            "",
+            "The formulas' constants were chosen with these rows at hand; the trace has none of its own.",
+            "",
+            *traced(rows),
             "## What fits",
             "",
             "A run fits where what is predicted is no more than the card has for torch; dsrun adds what the allocator "
@@ -335,6 +373,15 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
             name: {**numbers(found), "signed": rounded(signed)}
             for name, (found, signed) in scoring.by_class(rows).items()
         },
+        "traced": {
+            tool: {
+                name: {**numbers(found), "signed": rounded(signed)}
+                for name, (found, signed) in scoring.by_class(
+                    [row for row in rows if TRACE in row.said], tool
+                ).items()
+            }
+            for tool in ("dsrun", TRACE)
+        },
         "brier": rounded(scoring.brier(rows)),
         "paces": {
             name: numbers(scoring.paces([row for row in rows if belongs(row)]))
@@ -350,8 +397,9 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
                 "said_gib": {tool: rounded(value) for tool, value in row.said.items()},
                 "error": {tool: rounded(row.error(tool)) for tool in row.said},
                 "smi_gib": row.smi_gib,
-                "said_smi_gib": rounded(row.said_smi_gib),
-                "smi_error": rounded(row.smi_error),
+                "said_smi_gib": rounded(row.said_smi_gib.get("dsrun")),
+                "smi_error": rounded(row.smi_error()),
+                "smi_error_by_trace": rounded(row.smi_error(TRACE)),
                 "added": row.case.get("added"),
                 "moment": row.moment,
                 "fits": row.case.get("fits"),
@@ -386,11 +434,13 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def compare(paths: Sequence[Path] = (reading.CASES,)) -> list[Row]:
-    """The rows of files of cases, a name once, with the peers' answers."""
+def compare(paths: Sequence[Path] = (reading.CASES,), *, trace: bool = False) -> list[Row]:
+    """The rows of files of cases, a name once, with the peers' answers. trace: with dsrun's trace's, too."""
     both = peers.load()
     cases = {str(case.get("id")): case for path in paths for case in reading.load(path)}
-    return [scoring.predict(case, both) for case in cases.values()]
+    if trace:
+        tracing.record_cases(list(cases.values()))
+    return [scoring.predict(case, both, trace=trace) for case in cases.values()]
 
 
 def main() -> None:
@@ -399,13 +449,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=Path, action="append", metavar="FILE", help="repeatable")
+    parser.add_argument("--traced", action="store_true", help="score dsrun's trace, too")
     parser.add_argument("--json", action="store_true", help="print data instead of a page")
     parser.add_argument("--write", action="store_true", help="write the page and the results")
     given = parser.parse_args()
     if given.write and given.cases:
         parser.error("--write is for the cases that are checked in")
-    rows = compare(given.cases or (reading.CASES,))
-    later = [] if given.cases else compare((reading.LATER,))
+    trace = given.traced or given.write
+    rows = compare(given.cases or (reading.CASES,), trace=trace)
+    later = [] if given.cases else compare((reading.LATER,), trace=trace)
     found = {**record(rows), "later": record(later)} if later else record(rows)
     data = json.dumps(found, ensure_ascii=False, indent=1)
     text = page(rows, later)

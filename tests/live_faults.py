@@ -28,7 +28,7 @@ COMMAND = "python tests/live_faults.py --write"
 UNTOLD = (
     "DeepSpeed's launcher looks at its ranks once a second, and tells the code of whichever it sees first. Where",
     "that is rank 0, which only lost its peer, the log holds no trace of rank 1's exit or signal, and dsrun names no",
-    "cause (bold).",
+    "cause (bold). That rank 1 was first shows by its silence, where the other rank wrote that its peer was gone.",
 )
 LIMIT_S = 300
 WAIT_S, SHORT_WAIT_S = 120, 6

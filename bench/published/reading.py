@@ -174,7 +174,7 @@ def read(case: Mapping[str, Any]) -> Read:
         scores_bytes=SCORES_THEN if case.get("logits") in OLD else None,
         lora_dropout=words.number(case, "lora_dropout") or 0.0 if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
-        overlap_comm=bool(words.switch(case, "overlap")),
+        overlap_comm=stage == 3 if (overlap := words.switch(case, "overlap")) is None else overlap,
         sub_group=_count(case, "sub_group"),
         zero_init=words.switch(case, "zero_init") is not False,
         flattens_on_gpu=False,  # these runs are older
@@ -189,6 +189,9 @@ def read(case: Mapping[str, Any]) -> Read:
     return Read(setup, tuple(notes))
 
 
+WIDE_THEN = ("llama", "granite")
+"""Networks whose published runs with LoRA, sharded, of the time of transformers 4, have an fp32 residual stream
+(README.md beside this file)."""
 MIXED = ("bf16", "amp", "amp_bf16")
 """Precisions in which weights are cast as they are used, where adapters are trained."""
 
@@ -201,10 +204,18 @@ def _casts(case: Mapping[str, Any], setup: Setup) -> dict[str, bool]:
         kbit = trainer.value("kbit_casts")
     of_then = case.get("logits") in ("hf_old", "hf_new")
     mixed = str(case.get("precision") or "bf16").lower() in MIXED
+    usual = mixed and of_then and setup.sharded and setup.method != "full" and _network(case) in WIDE_THEN
+    wide = words.switch(case, "fp32_stream")
     return {
         "kbit_casts": bool(kbit) and str(setup.quantized) in BITSANDBYTES,
-        "fp32_stream": mixed and of_then and trainers.in_fp32(setup),
+        "fp32_stream": usual if wide is None else wide,
     }
+
+
+def _network(case: Mapping[str, Any]) -> str:
+    """The model_type of a case's model; empty for one without a shape of its own."""
+    fields = shapes.find(str(case.get("model"))) or {}
+    return str(fields.get("config", {}).get("model_type", fields.get("like", "")))
 
 
 def _trainer(case: Mapping[str, Any]) -> trainers.TrainerDefaults | None:

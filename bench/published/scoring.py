@@ -6,21 +6,25 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from dsrun.planner.analysis import accuracy
-from dsrun.planner.gpu_memory import GIB, gpu_memory
+from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, chance, demand
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, speed
+from dsrun.planner.trace.request import UntraceableError
+from published import tracing
 from published.peers import Peers
 from published.reading import read
 from published.words import METRICS, UnknownWordError, UnreadableError, card
 
 TOOLS = ("dsrun", "deepspeed", "accelerate", "fitcheck")
+TRACE = "trace"
+"""dsrun's trace, a tool beside its formulas: it answers where --traced was asked for, and the network can be traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,18 @@ class Row:
     """Predicted by measured seconds of a step."""
     host: float | None = None
     """(said - measured) / measured of a node's main memory."""
-    said_smi_gib: float | None = None
-    """dsrun's figure for nvidia-smi, whatever was read."""
+    said_smi_gib: Mapping[str, float] = field(default_factory=dict)
+    """dsrun's figures for nvidia-smi, whatever was read: by formula, and by trace where there is one."""
     refused: UnreadableError | None = None
     """Why there is no prediction."""
     mixture: bool = False
     """Whether the model is a mixture of experts."""
     setup: Setup | None = None
     """The case as the planner takes it."""
+    used_by_trace: float | None = None
+    """The share of the card by trace."""
+    untraced: str = ""
+    """Why there is no trace, where one was asked for."""
 
     @property
     def smi_gib(self) -> float | None:
@@ -59,16 +67,14 @@ class Row:
         value = self.case.get("smi_gib")
         return float(value) if value else self.measured_gib if self.case.get("metric") == "smi" else None
 
-    @property
-    def smi_error(self) -> float | None:
+    def smi_error(self, tool: str = "dsrun") -> float | None:
         """(said - measured) / measured of nvidia-smi's figure."""
-        measured, said = self.smi_gib, self.said_smi_gib
+        measured, said = self.smi_gib, self.said_smi_gib.get(tool)
         return None if measured is None or said is None else said / measured - 1
 
-    @property
-    def allocated_error(self) -> float | None:
-        """The same of what torch had allocated; None where another counter was read."""
-        return self.error("dsrun") if self.case.get("metric") == "allocated" else None
+    def error_of(self, metric: str, tool: str) -> float | None:
+        """The same of one of torch's counters; None where another one was read."""
+        return self.error(tool) if self.case.get("metric") == metric else None
 
     @property
     def measured_gib(self) -> float | None:
@@ -126,25 +132,26 @@ GROUPS: dict[str, Callable[[Row], bool]] = {
 }
 
 
-CLASSES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], float | None]]] = {
-    "full, one GPU, allocated": (lambda row: row.full and not row.sharded, lambda row: row.allocated_error),
-    "full, ZeRO and FSDP, allocated": (lambda row: row.full and row.sharded, lambda row: row.allocated_error),
-    "LoRA, allocated": (
-        lambda row: not row.full and not row.case.get("quant"),
-        lambda row: row.allocated_error,
-    ),
-    "QLoRA, allocated": (
-        lambda row: not row.full and bool(row.case.get("quant")),
-        lambda row: row.allocated_error,
-    ),
-    "reserved": (lambda row: row.case.get("metric") == "reserved", lambda row: row.error("dsrun")),
-    "full, nvidia-smi": (lambda row: row.full, lambda row: row.smi_error),
-    "LoRA, nvidia-smi": (lambda row: not row.full and not row.case.get("quant"), lambda row: row.smi_error),
-    "QLoRA, nvidia-smi": (
-        lambda row: not row.full and bool(row.case.get("quant")),
-        lambda row: row.smi_error,
-    ),
-    "nvidia-smi, all": (lambda _: True, lambda row: row.smi_error),
+def _allocated(row: Row, tool: str) -> float | None:
+    return row.error_of("allocated", tool)
+
+
+def _reserved(row: Row, tool: str) -> float | None:
+    return row.error_of("reserved", tool)
+
+
+CLASSES: dict[str, tuple[Callable[[Row], bool], Callable[[Row, str], float | None]]] = {
+    "full, one GPU, allocated": (lambda row: row.full and not row.sharded, _allocated),
+    "full, ZeRO and FSDP, allocated": (lambda row: row.full and row.sharded, _allocated),
+    "LoRA, allocated": (GROUPS["LoRA on 16-bit weights"], _allocated),
+    "QLoRA, allocated": (GROUPS["QLoRA"], _allocated),
+    "full, reserved": (lambda row: row.full, _reserved),
+    "LoRA, reserved": (GROUPS["LoRA on 16-bit weights"], _reserved),
+    "QLoRA, reserved": (GROUPS["QLoRA"], _reserved),
+    "full, nvidia-smi": (lambda row: row.full, Row.smi_error),
+    "LoRA, nvidia-smi": (GROUPS["LoRA on 16-bit weights"], Row.smi_error),
+    "QLoRA, nvidia-smi": (GROUPS["QLoRA"], Row.smi_error),
+    "nvidia-smi, all": (lambda _: True, Row.smi_error),
 }
 """Class -> the rows that belong to it, and their relative error. What torch had allocated and what nvidia-smi showed
 are kept apart: holes and the CUDA context are in the one alone."""
@@ -164,8 +171,8 @@ class Score:
     p90: float | None
 
 
-def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
-    """The row of a case; without peers, dsrun's prediction alone."""
+def predict(case: Mapping[str, Any], peers: Peers | None = None, *, trace: bool = False) -> Row:
+    """The row of a case; without peers, dsrun's prediction alone. trace: by dsrun's trace, too."""
     try:
         given = read(case)
     except UnreadableError as reason:
@@ -187,6 +194,17 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         said[name] = None if answer is None else answer / GIB
         fits[name] = None if answer is None or not card else answer <= card * GIB
     paced, host = pace(case, given.setup), host_error(case, given.setup)
+    smi, used_by_trace, untraced = {"dsrun": memory.smi / GIB}, None, ""
+    if trace:
+        room = usable(case) * GIB - untracked_gib(given.setup.gpus) * GIB if card else math.inf
+        try:
+            by_trace = tracing.traced(case, given.setup, room)
+        except UntraceableError as reason:
+            untraced = str(reason)
+        else:
+            said[TRACE], smi[TRACE] = getattr(by_trace, str(metric)) / GIB, by_trace.smi / GIB
+            used_by_trace = demand(given.setup, by_trace) / (usable(case) * GIB) if card else None
+            fits[TRACE] = None if used_by_trace is None else used_by_trace <= 1
     return Row(
         case,
         said,
@@ -196,9 +214,11 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         used,
         paced,
         host,
-        memory.smi / GIB,
+        smi,
         mixture=given.setup.shape.experts is not None,
         setup=given.setup,
+        used_by_trace=used_by_trace,
+        untraced=untraced,
     )
 
 
@@ -263,11 +283,13 @@ def _score(errors: list[float]) -> Score:
     return Score(len(errors), statistics.median(errors), p90)
 
 
-def by_class(rows: Sequence[Row]) -> dict[str, tuple[Score, float | None]]:
+def by_class(rows: Sequence[Row], tool: str = "dsrun") -> dict[str, tuple[Score, float | None]]:
     """Class -> the score of its rows, and the median of their errors with their signs."""
     found = {}
     for name, (belongs, error) in CLASSES.items():
-        errors = [each for row in rows if not row.held and belongs(row) and (each := error(row)) is not None]
+        errors = [
+            each for row in rows if not row.held and belongs(row) and (each := error(row, tool)) is not None
+        ]
         found[name] = _score([abs(each) for each in errors]), statistics.median(errors) if errors else None
     return found
 
@@ -290,9 +312,10 @@ def by_plans_class(rows: Iterable[Row]) -> dict[str, dict[str, Score]]:
     }
 
 
-def brier(rows: Iterable[Row]) -> float | None:
+def brier(rows: Iterable[Row], tool: str = "dsrun") -> float | None:
     """Mean squared difference of the chance that was told and what happened (Brier score); None without a verdict."""
-    squares = [(chance(row.used or 0.0) - bool(row.case["fits"])) ** 2 for row in judged(rows)]
+    used = ((row.used_by_trace if tool == TRACE else row.used, row) for row in judged(rows))
+    squares = [(chance(share) - bool(row.case["fits"])) ** 2 for share, row in used if share is not None]
     return statistics.fmean(squares) if squares else None
 
 

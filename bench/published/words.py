@@ -25,7 +25,7 @@ TEXTS = (
 SWITCHES = (
     "flash_attn", "variable_lengths", "padded", "lora", "train_emb", "fused_adam", "overlap", "auto_bucket",
     "zero_init", "fits", "opt_before_states", "host_only", "expandable", "kbit_casts", "flat_parameters",
-    "attention_dropout",
+    "attention_dropout", "fp32_stream",
 )  # fmt: skip
 NUMBERS = (
     "params", "layers", "gpus", "nodes", "ep", "tp", "gpu_mem_gib", "seq_len", "micro_batch", "ga", "lora_r",

@@ -82,14 +82,9 @@ def _with_changes(diagnosis: Diagnosis, job: Job) -> Diagnosis:
     from dataclasses import replace
 
     from dsrun.jobs.assembly.checks import memory_check
-    from dsrun.jobs.assembly.planning import words
 
-    changes = memory_check.changes_after_oom(job, diagnosis.numbers)
-    return (
-        replace(diagnosis, next_step=f"{words.advice_text(changes)} {diagnosis.next_step}")
-        if changes
-        else diagnosis
-    )
+    changes = memory_check.way_out(job, diagnosis.numbers)
+    return replace(diagnosis, next_step=f"{changes} {diagnosis.next_step}") if changes else diagnosis
 
 
 def exit_code(diagnosis: Diagnosis) -> int:

@@ -290,7 +290,7 @@ class Job(_OnHosts):
     ds_config: dict[str, Any]
     prepared: Prepared
     dsrun_version: str
-    prediction: dict[str, float | str] | None = None
+    prediction: dict[str, Any] | None = None
     launcher: str = "local"
     peft: PeftOptions = field(default_factory=PeftOptions)
     """What of the model is trained, and how."""

@@ -51,6 +51,16 @@ def stack_file(rank: int) -> str:
     return f"{STATE}/stack-{rank}.txt"
 
 
+def memory_file(rank: int) -> str:
+    """The file with what a rank's GPU held when it ran out of memory (memory_division.py)."""
+    return f"{STATE}/memory-{rank}.json"
+
+
+def resident_file(host: int) -> str:
+    """The file with the memory that each rank of a host had, as far as its agent saw it."""
+    return f"{STATE}/resident-{host}.json"
+
+
 def whole_checkpoints(run_dir: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first. A folder without the mark was cut short, and does not count."""
     marks = (run_dir / CHECKPOINTS).glob(f"{PREFIX}*/{MARK}")

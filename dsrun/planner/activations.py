@@ -184,8 +184,9 @@ def _inputs(setup: Setup) -> float:
         return each * sum(into for into, _ in targets.values()) + adapters_bytes + inputs
     if inputs:
         return inputs + adapters_bytes
-    attention, inside = {"q", "k", "v", lora.QKV}, {"gate", "up", lora.GATE_UP}
-    shared = shape.hidden * (bool(attention & targets.keys()) + bool(inside & targets.keys()))
+    inside = {"gate", "up", lora.GATE_UP}
+    shared = shape.hidden * (bool(lora.FROM_HIDDEN & targets.keys()) + bool(inside & targets.keys()))
+    shared += sum(targets[name][0] for name in (lora.Q_OUT, lora.KV_OUT) if name in targets)
     return (
         width * (shared + (targets["down"][0] if "down" in targets and block.into_down else 0))
         + adapters_bytes

@@ -44,8 +44,6 @@ class Block:
     """Dropout's masks on the residual stream."""
     attention_dropout: bool = False
     """Whether scores are dropped out: where a matrix of them is made, the mask and a dropped copy are kept, too."""
-    fp32_sharded: bool = False
-    """In published runs with LoRA under ZeRO-3 and FSDP the residual stream is fp32 (Setup.fp32_stream)."""
     scores: tuple[float, float] | None = None
     """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
@@ -310,9 +308,7 @@ class Family:
         return config.switch(which, self.key_default) if isinstance(which, str) else which
 
 
-LLAMA = Family(
-    block=Block(fp32_sharded=True), qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
-)
+LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 GPT_KEYS = {
     "num_hidden_layers": ("n_layer", "num_hidden_layers", "n_layers"),
     "hidden_size": ("n_embd", "hidden_size", "d_model"),

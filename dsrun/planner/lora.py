@@ -9,12 +9,17 @@ from dsrun.planner.shape import ROLES, Shape
 
 QKV, GATE_UP = "q+k+v", "gate+up"
 """Matrices that hold several of a block's in one."""
+Q_IN, Q_OUT, KV_IN, KV_OUT = "q in", "q out", "kv in", "kv out"
+"""Matrices into the narrow vectors of latent attention, and out of them."""
 ALL = "all"
-ATTENTION = {"q", "k", "v", "o", QKV}
+FROM_HIDDEN = {"q", "k", "v", QKV, Q_IN, KV_IN}
+"""Attention's matrices that share the block's normed input."""
+ATTENTION = {*FROM_HIDDEN, Q_OUT, KV_OUT, "o"}
 NAMES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "query": ("q",), "wq": ("q",), "k_proj": ("k",), "key": ("k",), "wk": ("k",), "v_proj": ("v",),
     "value": ("v",), "wv": ("v",), "o_proj": ("o",), "out_proj": ("o",), "dense": ("o",), "wo": ("o",),
     "query_key_value": (QKV,), "qkv": (QKV,), "c_attn": (QKV,),
+    "q_a_proj": (Q_IN,), "q_b_proj": (Q_OUT,), "kv_a_proj_with_mqa": (KV_IN,), "kv_b_proj": (KV_OUT,),
     "w_pack": (QKV,), "wqkv": (QKV,), "qkv_proj": (QKV,), "gate_proj": ("gate",),
     "up_proj": ("up",), "w1": ("gate",), "w3": ("up",), "fc1": ("up",), "fc_in": ("up",), "c_fc": ("up",),
     "down_proj": ("down",), "w2": ("down",), "fc2": ("down",), "fc_out": ("down",), "dense_4h_to_h": ("down",),
@@ -44,7 +49,9 @@ def every(shape: Shape) -> tuple[str, ...]:
 
     Of a mixture of experts, attention's only: PEFT doesn't put LoRA on experts unless it is asked by parameter.
     """
-    attention = (QKV, "o") if shape.block.fused_qkv else ("q", "k", "v", "o")
+    attention: tuple[str, ...] = (QKV, "o") if shape.block.fused_qkv else ("q", "k", "v", "o")
+    if shape.latent is not None:
+        attention = (*((Q_IN, Q_OUT) if shape.latent.queries else ("q",)), KV_IN, KV_OUT, "o")
     if shape.experts is not None:
         return attention
     into = (GATE_UP,) if shape.fused else ("gate", "up") if shape.gated else ("up",)
@@ -62,6 +69,13 @@ def sizes(shape: Shape, targets: Iterable[str] | None = None) -> dict[str, tuple
     }  # fmt: skip
     if shape.gated:
         known["gate"] = (hidden, inner)
+    if (latent := shape.latent) is not None:
+        values = shape.heads * latent.value_dim
+        known |= {
+            Q_IN: (hidden, latent.queries), Q_OUT: (latent.queries, query),
+            KV_IN: (hidden, latent.keys + latent.rotary),
+            KV_OUT: (latent.keys, query - shape.heads * latent.rotary + values), "o": (values, hidden),
+        }  # fmt: skip
     return {name: known[name] for name in (every(shape) if targets is None else targets) if name in known}
 
 

@@ -73,12 +73,7 @@ class Setup:
     """What isn't quantized is fp32, as PEFT's prepare_model_for_kbit_training makes it: embedding, output weights and
     norms, and with them the residual stream."""
     fp32_stream: bool = False
-    """The residual stream is fp32, so that each recomputed block's input takes 4 bytes an element.
-
-    Published runs of Llama with LoRA under ZeRO-3 and FSDP in bf16 mixed precision, of the time of transformers 4,
-    grow with their tokens as that would; Mistral's don't. Which of their code decides is not known: counted on CPUs,
-    transformers 4.46 with PEFT 0.13 and 5.23 with 0.21 under FSDP keep 2 bytes for either. Neither does dsrun's own.
-    """
+    """The embedding's output is fp32 though weights are gathered in 16 bits, so that the residual stream is, too."""
     copies: int = 0
     """Weights of whole modules that are trained beside LoRA, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
@@ -184,8 +179,14 @@ class Setup:
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of an element of the residual stream."""
-        return 4 if self.precision == "fp32" or self.fp32_stream or self.kbit_casts else 2
+        """Bytes of an element of the residual stream.
+
+        It is as wide as what the embedding puts into it, for adding 16 bits to fp32 gives fp32, and autocast makes
+        products alone 16 bits wide. What FSDP gathers is 16 bits wide, the embedding too. Every network that ships
+        does the same there (tests/planner/test_traced_stream.py).
+        """
+        wide = self.precision == "fp32" or (self.precision == "amp" and self.engine == "torch")
+        return 4 if wide or self.fp32_stream or self.kbit_casts else 2
 
     @property
     def own_weights(self) -> int:

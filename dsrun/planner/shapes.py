@@ -21,6 +21,8 @@ def table() -> dict[str, dict[str, Any]]:
     fields_by_name: dict[str, dict[str, Any]] = {}
     for path in catalog.files(KIND).values():
         for name, fields in _flat("", catalog.read_toml(path)):
+            if "null" in fields:
+                fields["config"] |= dict.fromkeys(fields["null"])
             for each in (name, *fields.get("also", ())):
                 fields_by_name.setdefault(each, fields)
     return fields_by_name

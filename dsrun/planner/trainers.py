@@ -26,8 +26,6 @@ WORTH_SAYING = 0.02
 """Share of a GPU's memory from which on an assumption is worth a line."""
 UNDER_FSDP = ("fused_adam", "precision")
 """Fields that a preset has for DeepSpeed, and that the trainer decides under FSDP."""
-LATER = (*UNDER_FSDP, "fp32_stream")
-"""Fields that depend on how a preset divides the model."""
 OPTION_FIELDS: Mapping[str, tuple[str, ...]] = {
     "liger": ("fused_loss", "logits_bytes", "loss_tokens"), "tile_tokens": ("tile", "loss_tokens"),
     "packing": ("variable_lengths",), "activation_checkpointing": ("checkpointing", "activations_device"),
@@ -78,7 +76,7 @@ class TrainerDefaults:
         for assumption in self.assumptions:
             if assumption.holds(setup):
                 values |= {name: value for name, value in assumption.fields.items() if name not in given}
-        return {name: value for name, value in values.items() if name not in LATER}
+        return {name: value for name, value in values.items() if name not in UNDER_FSDP}
 
     def value(self, field: str) -> Any:
         """Its default for a field; None where it has none."""
@@ -88,19 +86,12 @@ class TrainerDefaults:
         """Whether it has the engine of a preset's fields."""
         return self.engine in ("", division.get("engine", "deepspeed"))
 
-    def divided(self, setup: Setup, division: Mapping[str, Any]) -> dict[str, Any]:
+    def divided(self, division: Mapping[str, Any]) -> dict[str, Any]:
         """A preset's fields of a Setup (setup.zero_fields, fsdp_fields) with what the trainer decides there."""
         values = dict(division)
         if values.get("engine") == "fsdp":
             values |= {name: value for name in UNDER_FSDP if (value := self.value(name)) is not None}
-        if self.value("fp32_stream"):
-            values["fp32_stream"] = in_fp32(setup.changed(**values))
         return values
-
-
-def in_fp32(setup: Setup) -> bool:
-    """Whether published runs of such a set-up have their residual stream in fp32 (Setup.fp32_stream)."""
-    return setup.sharded and setup.method != "full" and setup.shape.block.fp32_sharded
 
 
 @cache
@@ -172,8 +163,6 @@ def differences(
             continue
         if setup.engine != "fsdp":
             fields = {name: value for name, value in fields.items() if name not in UNDER_FSDP}
-        if fields.get("fp32_stream"):
-            fields["fp32_stream"] = in_fp32(setup)
         without = {name: getattr(other, name) for name in fields}
         if "checkpointing" in fields and fields["checkpointing"] == without["checkpointing"]:
             without["checkpointing"] = int(not fields["checkpointing"])

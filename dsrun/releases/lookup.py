@@ -28,8 +28,10 @@ KINDS = {
 CLASSES = ("c", "d")
 DEEPEST = 8
 """Links, or bases, that are followed one after the other."""
-CLOSE_IF_NEW, CLOSE, CLOSE_IF_OLD = 0.6, 0.75, 0.85
-"""How much alike a name has to be: one that came as the other went, one to be asked about, one that was there."""
+CLOSE = 0.75
+"""How much alike a name has to be to be asked about."""
+SHORTEST_WORD = 3
+"""Letters with which one word shortens another, as eval does evaluation."""
 INSTEAD = re.compile(
     r"(?:\buse|\busing|in favou?r of|renamed to|replaced (?:by|with)|moved to|switch to|set)\s+"
     r"(?:the\s+)?(?:new\s+)?(?:`{1,2}|['\"])?([A-Za-z_][\w.]*)",
@@ -80,7 +82,7 @@ class NameRecord:
     instead: str = ""
     """What took its place."""
     because: str = ""
-    """How that is known: the deprecation's own text, or that it is the closest new name."""
+    """How that is known: the deprecation's own text, or that it has the same words and came as this one went."""
     messages: tuple[str, ...] = ()
     """Texts in its module that tell of it."""
     taken_by_decorator: int = 0
@@ -115,6 +117,19 @@ class NameRecord:
         return self.package.releases[number] if number < len(self.package.releases) else ""
 
     @property
+    def gone_between(self) -> bool:
+        """Whether releases that were not read lie between the last with it and the first without."""
+        return bool(self.next) and _is_gap(self.package, self.last, self.next)
+
+    @property
+    def came_between(self) -> bool:
+        """Whether releases that were not read lie between the last without it and the first that has it."""
+        if not self.releases or self.from_the_start:
+            return False
+        before = self.package.releases[self.package.releases.index(self.first) - 1]
+        return _is_gap(self.package, before, self.first)
+
+    @property
     def from_the_start(self) -> bool:
         """Whether the oldest release that was read has it."""
         return bool(self.releases & 1)
@@ -135,6 +150,20 @@ class NameRecord:
         ]
 
 
+def _is_gap(package: PackageReleases, last: str, first: str) -> bool:
+    """Whether releases that were not read may lie between two that follow one another in the data."""
+    if not package.has_gaps:
+        return False
+    (major, minor, *_), here = _parts(last), _parts(first)
+    # Of each minor release the last patch was read: only the next one's very first release follows without a gap.
+    return here not in ((major, minor + 1, 0), (major + 1, 0, 0))
+
+
+def _parts(release: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in re.findall(r"\d+", release)[:3]]
+    return (*numbers, *([0] * (3 - len(numbers))))
+
+
 def look_up(path: str, parameter: str = "") -> NameRecord:
     """What the releases say of a module, name or member, or of a parameter of it. Raises LookupError where there are
     no data of the package."""
@@ -147,7 +176,11 @@ def look_up(path: str, parameter: str = "") -> NameRecord:
     if parameter:
         return _parameter(package, module, rest, path, parameter)
     if not rest:
-        instead = next((entry.text for entry in module.of("~")), "")
+        after = 1 << module.releases.bit_length()
+        moved = (entry.text for entry in module.of("~"))
+        # What took its place may have gone with it, or since.
+        there = (name for name in moved if (other := package.module(name)) and other.releases & after)
+        instead = next(there, "")
         because = "most of its names are there" if instead else ""
         return NameRecord(package, path, "module", module.releases, instead=instead, because=because)
     return _name(package, module, path, rest[0]) if len(rest) == 1 else _member(package, module, rest, path)
@@ -414,10 +447,11 @@ def _with_replacement(
     if moved:
         return replace(record, instead=moved, because=f"{record.next} has it there")
     new = {other for other, had in others.items() if had & end << 1 and not had & end}
-    there = {other for other, had in others.items() if had & end << 1}
-    like = [other for other in closest(name, new, CLOSE_IF_NEW) if share_words(name, other)]
-    if near_names := like or closest(name, there, CLOSE_IF_OLD):
-        return replace(record, instead=near_names[0], because=f"the closest name in {record.next}")
+    renamed = sorted(other for other in new if has_same_words(name, other))
+    if len(renamed) == 1:
+        return replace(
+            record, instead=renamed[0], because=f"it has the same words, and came in {record.next}"
+        )
     return record
 
 
@@ -451,10 +485,22 @@ def _marked(text: str, found: re.Match[str]) -> bool:
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def share_words(one: str, other: str) -> bool:
-    """Whether half of the words of two names are the same: LlamaSdpaAttention and LlamaAttention."""
-    first, second = ({word.lower() for word in WORDS.findall(name)} for name in (one, other))
-    return 2 * len(first & second) >= max(len(first), len(second))
+def has_same_words(one: str, other: str) -> bool:
+    """Whether two names have the same words, in any order and perhaps shortened: evaluation_strategy, eval_strategy."""
+    first, second = (sorted(word.lower() for word in WORDS.findall(name)) for name in (one, other))
+    return len(first) == len(second) and all(map(_is_same_word, first, second))
+
+
+def _is_same_word(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return one == other or (len(short) >= SHORTEST_WORD and long.startswith(short))
+
+
+def has_words_of(one: str, other: str, least: int) -> bool:
+    """Whether a name has some words of another, one after the other, as OwnDataCollator of DataCollatorWithPadding."""
+    first, second = ([word.lower() for word in WORDS.findall(name)] for name in (one, other))
+    runs = (second[start : start + least] for start in range(len(second) - least + 1))
+    return any(run == first[start : start + least] for run in runs for start in range(len(first)))
 
 
 def closest(name: str, others: Iterable[str], least: float = CLOSE) -> list[str]:

@@ -163,6 +163,11 @@ class PackageReleases:
         text: str = self._head["note"]
         return text
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether only some releases were read, such as the last patch of each minor one."""
+        return not self.note.startswith("every release")
+
     def section(self, name: str) -> str:
         """A text of its own beside the modules: "sources", "uses", "config"; empty where there is none."""
         place = self._head["sections"].get(name)

@@ -9,12 +9,15 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
 from dsrun.options.table import NO_FP8
 from dsrun.training.reports.report import Report
+
+if TYPE_CHECKING:
+    from dsrun.training.reports.memory_record import Held
 
 
 def main() -> None:
@@ -111,6 +114,14 @@ def _import_libraries(job: Job) -> None:
 
 def train(job: Job, report: Report, *, resume: bool) -> None:
     """Train a job among ranks that have met. They may train one job after the other, of the same groups of ranks."""
+    from dsrun.training.reports import memory_record
+
+    with memory_record.kept(report) as held:
+        _train(job, report, held, resume=resume)
+
+
+def _train(job: Job, report: Report, held: Held, *, resume: bool) -> None:
+    """The same. held: gets the model and the engine once they are made."""
     import torch
 
     from dsrun.data import inputs
@@ -145,6 +156,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     if attention != "sdpa":
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
+    held.model = model
     if text := towers_note(job, model):
         report.event("note", text=text)
     if job.peft.freezes:
@@ -160,7 +172,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
         compile_layers(model)
     barrier()
     report.phase(f"starting {backend.NAME}")
-    engine = backend.initialize(job, model)
+    held.engine = engine = backend.initialize(job, model)
     ends = end_ids(encoder, model)
     Trainer(job, engine, tokenizer, ends, report).run(resume_from)
     del keep_alive

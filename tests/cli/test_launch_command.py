@@ -41,7 +41,7 @@ def carried(monkeypatch):
 
     found = Carried()
 
-    def carry_out(job, machine, environ, say, view, *, options, resume=False, run_file=""):
+    def carry_out(job, machine, environ, say, view, *, options, resume=False, run_file="", way_out=None):
         found.append((job, environ, options))
         if found.raises:
             raise found.raises

@@ -79,7 +79,7 @@ def carried(monkeypatch):
     """Jobs that would be carried out: (job, resume) of each."""
     found = []
 
-    def carry_out(job, machine, environ, say, view, *, options, resume, run_file):
+    def carry_out(job, machine, environ, say, view, *, options, resume, run_file, way_out):
         found.append((job, resume))
         took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
         return {

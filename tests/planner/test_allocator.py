@@ -73,6 +73,20 @@ def test_a_full_card_gets_back_what_is_free_as_a_whole():
     assert (allocator.retries, allocator.reserved, kept.size) == (1, 100 * MIB, 40 * MIB)
 
 
+@pytest.mark.parametrize("options", [AllocatorOptions(), EXPANDABLE])
+def test_a_stream_has_its_own_blocks(options):
+    """A full card gets back what is free in any of them."""
+    allocator = CachingAllocator(100 * MIB, options)
+    allocator.free(allocator.allocate(40 * MIB, "gathering"))
+    allocator.allocate(40 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (40 * MIB, 80 * MIB)
+    allocator.allocate(40 * MIB, "gathering")
+    assert allocator.reserved == 80 * MIB
+    allocator.free(allocator.allocate(10 * MIB, "reducing"))
+    allocator.allocate(20 * MIB)
+    assert (allocator.retries, allocator.reserved) == (1, 100 * MIB)
+
+
 def test_a_hole_is_not_given_back():
     """30 MiB are free, in two pieces beside what is in use: 20 can't be had."""
     allocator = CachingAllocator(60 * MIB)

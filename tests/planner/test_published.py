@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from published import peers, reading, scoring, words
+from published import peers, reading, scoring, tracing, words
 
 from dsrun.planner import shapes
+from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.setup import Setup
+from dsrun.planner.trace.request import UntraceableError, request_of
 
 FULL, ALL_FULL, LORA, ALL_LORA, ON_16_BITS, QLORA = scoring.GROUPS.values()
 CASES = reading.load()
@@ -229,7 +233,7 @@ def test_what_cant_be_described_is_not_scored(change, said):
 def test_an_unknown_word_is_refused(change, field, word):
     """It is never taken for another: the row has no prediction, and is listed with the word."""
     row = scoring.predict({**CASE, "metric": "smi", "measured_gpu_gib": 20, "fits": True, **change})
-    assert (row.said, row.error("dsrun"), row.verdict("dsrun"), row.smi_error) == ({}, None, None, None)
+    assert (row.said, row.error("dsrun"), row.verdict("dsrun"), row.smi_error()) == ({}, None, None, None)
     assert scoring.refused([row]) == [
         {"id": "x", "field": field, "word": word, "reason": str(row.refused)}
     ] and word in str(row.refused)
@@ -261,10 +265,10 @@ def test_todays_words_stay():
 def test_allocated_and_nvidia_smi_are_scored_apart():
     both = {**CASE, "metric": "allocated", "measured_gpu_gib": 20, "smi_gib": 30}
     row = scoring.predict(both)
-    assert row.allocated_error == row.said["dsrun"] / 20 - 1
-    assert row.smi_error == row.said_smi_gib / 30 - 1
+    assert row.error_of("allocated", "dsrun") == row.said["dsrun"] / 20 - 1
+    assert row.smi_error() == row.said_smi_gib["dsrun"] / 30 - 1
     alone = scoring.predict({**CASE, "metric": "smi", "measured_gpu_gib": 30})
-    assert (alone.allocated_error, alone.smi_error) == (None, row.smi_error)
+    assert (alone.error_of("allocated", "dsrun"), alone.smi_error()) == (None, row.smi_error())
     found = scoring.by_class([row, alone])
     assert [found[name][0].n for name in ("full, ZeRO and FSDP, allocated", "nvidia-smi, all")] == [1, 2]
 
@@ -293,6 +297,42 @@ def test_the_bench_lists_what_it_refuses(tmp_path):
     ]
     assert {"error", "said_fits", "notes"} <= value["rows"][0].keys() and "dsrun" in value["rows"][0]["error"]
     assert "refused: y: logits 'abacus'" in done.stderr
+
+
+def test_published_networks_can_be_traced():
+    """All but those of projects with blocks of their own; of the set-ups most."""
+    tracers, requests = [], []
+    for case in [*CASES, *reading.load(reading.LATER)]:
+        setup = reading.read(case).setup
+        with contextlib.suppress(UntraceableError):
+            tracer = tracing.tracer_of(case, setup)
+            tracers.append(case)
+            requests.append(request_of(setup, tracer.architecture, tracer.lora))
+    own = [case for case in CASES if case.get("logits") in reading.OWN_CODE]
+    assert len(tracers) >= len(CASES) + len(reading.load(reading.LATER)) - len(own)
+    assert len(requests) >= 230
+
+
+def test_a_row_by_trace(monkeypatch):
+    """Its errors and verdict stand beside the formula's; a row without one says why."""
+    case = {**CASE, "metric": "smi", "measured_gpu_gib": 40.0, "fits": True, "gpu_mem_gib": 80}
+    formula = gpu_memory(reading.read(case).setup)
+    twice = replace(formula, smi=2 * formula.smi)
+    monkeypatch.setattr(tracing, "traced", lambda *_: twice)
+    row = scoring.predict(case, trace=True)
+    assert row.error(scoring.TRACE) == row.smi_error(scoring.TRACE) == 2 * row.error("dsrun") + 1
+    assert row.verdict(scoring.TRACE) is True
+    both = (scoring.by_class([row], tool)["full, nvidia-smi"] for tool in ("dsrun", scoring.TRACE))
+    assert [found.n for found, _ in both] == [1, 1]
+    assert scoring.brier([row], scoring.TRACE) == pytest.approx(scoring.brier([row]), abs=1e-9)
+
+    def refuses(*_):
+        raise UntraceableError("no network")
+
+    monkeypatch.setattr(tracing, "traced", refuses)
+    other = scoring.predict(case, trace=True)
+    assert (other.untraced, other.error(scoring.TRACE)) == ("no network", None)
+    assert scoring.by_class([other], scoring.TRACE)["full, nvidia-smi"][0].n == 0
 
 
 def test_every_later_case_has_its_day():

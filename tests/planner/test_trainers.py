@@ -100,20 +100,6 @@ def test_kbit_casts():
     assert more == pytest.approx(2 * LLAMA.ends + plain.block_inputs + 2 * LLAMA.embedding)
 
 
-def test_a_llamas_residual_stream_where_ranks_share_it():
-    """Under ZeRO-3 and FSDP with LoRA; not Mistral's, not of a full fine-tune. No trainer of today has it."""
-    stream = trainers.Assumption("stream", "x", "y", {"fp32_stream": True})
-    of_then = dataclasses.replace(trainers.load("hf"), assumptions=(stream,))
-    division = {"stage": 3}
-    assert of_then.divided(lora(), division)["fp32_stream"]
-    assert of_then.divided(lora(), {"engine": "fsdp", "stage": 0})["fp32_stream"]
-    for asked, fields in ((lora(MISTRAL), division), (lora(), {"stage": 2}), (setup(), division)):
-        assert not of_then.divided(asked, fields)["fp32_stream"]
-    assert not any(trainers.load(name).divided(lora(), division).get("fp32_stream") for name in NAMES)
-    wide = lora(fp32_stream=True)
-    assert wide.block_inputs == 2 * lora().block_inputs
-
-
 def test_sharded_4_bit_weights_are_gathered_as_they_are():
     for engine, stage in (("deepspeed", 3), ("fsdp", 0)):
         plain = lora(engine=engine, stage=stage)

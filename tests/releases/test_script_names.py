@@ -14,7 +14,7 @@ LLAMA = "from transformers.models.llama.modeling_llama import"
 BREAKS = """
 transformers 4.49.0 4.50.0 torch.optim.AdamW
     from transformers import AdamW
-transformers 4.47.1 4.48.0 LlamaAttention
+transformers 4.47.1 4.48.0 -
     from transformers.models.llama.modeling_llama import LlamaSdpaAttention
 transformers 4.47.1 4.48.0 -
     from transformers.models.llama.modeling_llama import LlamaFlashAttention2

@@ -77,14 +77,16 @@ def run_job(
     machine: this one; again: the way to go on then, in words; resume, run_file: see carry_out; away: with --detach.
     after: called with the result of a job that ended well; returns what it adds to it.
     """
+    from dsrun.jobs.assembly.checks import memory_check
     from dsrun.jobs.supervision.run import carry_out
 
     run_options, environ = run_options_of(connection, job.launcher, options)
     view = away.watching(view) if away else view
     with ending(again):
         result = carry_out(
-            job, machine, environ, say, view, options=run_options, resume=resume, run_file=run_file
-        )
+            job, machine, environ, say, view, options=run_options, resume=resume, run_file=run_file,
+            way_out=memory_check.way_out,
+        )  # fmt: skip
         if options.as_json:
             from dsrun.job.job import ScriptJob
 

@@ -25,7 +25,7 @@ CHINESE = {
     "tell apart": "如何区分", "make sure": "确认方法", "next": "下一步", "again": "重新启动", "sure": "把握",
     "source": "来源", "more": "更多", "rank": "进程", "on": "主机", "time": "时间", "high": "高", "medium": "中",
     "low": "低", "none": "无", "it says": "程序自述", "looks like": "类似于", "stood in": "停在",
-    "slow": "较慢",
+    "slow": "较慢", "memory": "显存",
 }  # fmt: skip
 """Labels of the lines, and grades of confidence."""
 SENTENCES = ("cause", "no cause", "it says", "looks like", "slow", "may be", "tell apart", "next")
@@ -47,6 +47,8 @@ def show(diagnosis: Diagnosis) -> None:
 
 def rows(diagnosis: Diagnosis, chinese: bool) -> Iterator[tuple[str, str]]:
     """Names and texts, the headline first."""
+    from dsrun.jobs.diagnosis.memory import division_text
+
     yield ("cause" if diagnosis.cause else "no cause"), diagnosis.summary
     if first := _first(diagnosis, chinese):
         yield "first", first
@@ -61,6 +63,9 @@ def rows(diagnosis: Diagnosis, chinese: bool) -> Iterator[tuple[str, str]]:
     for quote in diagnosis.quotes:
         if quote not in diagnosis.next_step and quote not in diagnosis.summary:
             yield "it says", f'"{quote}"'
+    if diagnosis.memory:
+        for line in division_text.rows(diagnosis.memory, chinese):
+            yield "memory", line
     for note in diagnosis.slow:
         yield "slow", note["means"]
     if like := diagnosis.looks_like:

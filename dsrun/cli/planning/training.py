@@ -120,7 +120,7 @@ def _knobs(case: PlanCase, ranked: RankedPlans) -> list[Knob]:
     names = [plan.preset for plan in ranked.plans]
     fields, _ = setups.preset_fields(names, room, first.setup)
     trainer = trainer_of(case)
-    divided = {name: trainer.divided(first.setup, each) for name, each in fields.items()}
+    divided = {name: trainer.divided(each) for name, each in fields.items()}
     return knobs(first, divided, room, bf16=case.target.bf16)
 
 
@@ -220,7 +220,7 @@ def _search(
         trainer = trainer_of(case)
         able = {name: each for name, each in fields.items() if trainer.runs(each)}
         skipped |= dict.fromkeys(fields.keys() - able.keys(), f"{trainer.title} has no DeepSpeed")
-        known[alike] = {name: trainer.divided(base, each) for name, each in able.items()}, skipped
+        known[alike] = {name: trainer.divided(each) for name, each in able.items()}, skipped
     divided = known[alike]
 
     def plans(base: Setup) -> RankedPlans:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.host.hiding import HIDDEN, without_secrets
-from dsrun.jobs.diagnosis import memory_text, names, own_words
-from dsrun.jobs.diagnosis.exceptions import api_history, assertions, requirements
+from dsrun.job.memory_division import MemoryDivision
+from dsrun.jobs.diagnosis import names, own_words
+from dsrun.jobs.diagnosis.exceptions import api_history, assertions, distributions, requirements
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.memory import division_text, memory_text, snapshots
 from dsrun.jobs.diagnosis.reading import owners, phases
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import MESSAGE, PLACE, ROOT, SignatureIndex, find_signatures
@@ -29,6 +32,16 @@ BY_WORDS = (MESSAGE, PLACE)
 """Kinds of signatures that know an exception by a word or a file alone: the program's own advice comes first."""
 OF_RELEASES = ("version", "import")
 """Causes whose lines may name the release that is asked for and the one that is there."""
+OF_KUBERNETES = re.compile(
+    r" ?\(Kubernetes: [^()]{1,200}\)|（Kubernetes[:：][^（）]{1,200}）|[,，、] ?`kubectl [^`]{1,120}`"
+)
+"""Parts of a text that help on Kubernetes alone."""
+ON_KUBERNETES = re.compile(
+    r"(?i:kube|\bk8s\b|\bpods?\b|\b(?:PyTorch|Train|MPI|Ray)Job\b|PersistentVolume|ephemeral[- ]storage)"
+    r"|\bOOMKilled\b|\bEvicted\b|Image(?:Pull|Inspect)|\bLast State:|\bExit Code: |TaintManager|DisruptionTarget"
+    r"|\bContainer(?:Error|CannotRun)"
+)
+"""Marks of Kubernetes in a log."""
 ON_HOST = ("host_oom", "slurm_oom")
 """Causes whose lines have sizes of host memory."""
 
@@ -84,6 +97,8 @@ class Diagnosis:
     """Notes in the logs on a slower way of computing: line and meaning of each. They are no failures."""
     looks_like: Mapping[str, Any] | None = None
     """Where no cause is named: the signature whose example is most like the line, with its cause and how much."""
+    memory: MemoryDivision | None = None
+    """The memory that ran out, by owner: of a run's own rank, or of a memory snapshot of torch's."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -114,7 +129,7 @@ def in_words(
         line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
         next_step=answer.next_step,
-        check=signature.check or None if signature else None,
+        check=_check(verdict),
         confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
         retry=None if verdict.cause is None else bool(signature and signature.retry),
@@ -136,6 +151,16 @@ def in_words(
     )
 
 
+def _check(verdict: Verdict) -> str | None:
+    """The command that confirms the cause, where the log's surroundings have it."""
+    check = verdict.signature.check if verdict.signature else ""
+    return None if not check or (check.startswith("kubectl") and not _on_kubernetes(verdict)) else check
+
+
+def _on_kubernetes(verdict: Verdict) -> bool:
+    return any(ON_KUBERNETES.search(line.whole) for line in verdict.lines)
+
+
 class _Answer(NamedTuple):
     """What a diagnosis says, in the user's language."""
 
@@ -149,6 +174,8 @@ class _Answer(NamedTuple):
 def _answer(verdict: Verdict, chinese: bool) -> _Answer:
     """Cause and next step, with what the rest of its chain, the line's sizes and names, and the program itself say."""
     summary, next_step = _texts(verdict, chinese)
+    if OF_KUBERNETES.search(next_step) and not _on_kubernetes(verdict):
+        next_step = OF_KUBERNETES.sub("", next_step)
     line = verdict.line if _is_failure(verdict) else None
     quoted = own_words.quotes(line, _message(verdict), verdict.lines) if line else ()
     next_step = _with_advice(verdict, quoted, summary, next_step, chinese)
@@ -187,7 +214,7 @@ def _numbers(verdict: Verdict, chinese: bool) -> tuple[Mapping[str, float] | Non
     """Sizes of memory that ran out, and a sentence of them; of other causes none."""
     text = verdict.line.whole if verdict.line else ""
     if verdict.cause == "gpu_oom" and (sizes := memory_text.numbers(text)):
-        return sizes, memory_text.in_words(sizes, chinese)
+        return sizes, memory_text.in_words(sizes, chinese, memory_text.setting_of(text))
     if verdict.cause in ON_HOST and (sizes := memory_text.host_numbers(text)):
         return sizes, memory_text.host_in_words(sizes, chinese)
     return None, ""
@@ -413,6 +440,7 @@ def _open_values(verdict: Verdict) -> Mapping[str, str]:
     shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
     caller = verdict.exception.package if verdict.exception else ""
     who = {"caller": caller} if caller and caller != owners.REMOTE_CODE else {}
+    who["distribution"] = distributions.in_words(verdict.values.get("module") or "")
     return who | {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
@@ -448,7 +476,49 @@ def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = Non
     """The diagnosis of the logs that some names stand for. Raises DsrunError where one can't be read."""
     from dsrun.jobs.diagnosis import log_files
 
-    return diagnose_logs(log_files.sources(given), environ)
+    environ = os.environ if environ is None else environ
+    logs = log_files.sources(given)
+    taken = [log.path for log in logs if log.path and snapshots.is_snapshot(log.path)]
+    if not taken:
+        return diagnose_logs(logs, environ)
+    held = [of_snapshot(path, environ) for path in taken]
+    # Of several ranks' snapshots the one in which an allocation failed counts, and of these the fullest.
+    chosen = max(held, key=lambda one: (one.cause is not None, one.memory.allocated_gib if one.memory else 0))
+    others = [log for log in logs if log.path not in taken]
+    if not others:
+        return chosen
+    told = diagnose_logs(others, environ)
+    if told.cause not in (None, "gpu_oom") or chosen.memory is None:
+        return told
+    return with_memory(told, chosen.memory, speaks_chinese(environ)) if told.cause else chosen
+
+
+def with_memory(diagnosis: Diagnosis, division: MemoryDivision, chinese: bool) -> Diagnosis:
+    """A diagnosis of memory that ran out, with what held it, and what gives that back before the next step."""
+    texts = [division_text.headline(division, chinese), division_text.remedy(division, chinese)]
+    return replace(
+        diagnosis,
+        memory=division,
+        summary=f"{diagnosis.summary} {texts[0]}".strip(),
+        next_step=f"{texts[1]} {diagnosis.next_step}".strip(),
+    )
+
+
+def of_snapshot(path: Path, environ: Mapping[str, str]) -> Diagnosis:
+    """What a memory snapshot of torch's says. Raises DsrunError where it can't be read."""
+    snapshot, chinese = snapshots.read(path), speaks_chinese(environ)
+    requested = snapshot.division.requested_gib
+    diagnosis = Diagnosis(
+        cause="gpu_oom" if snapshot.failed else None,
+        summary=division_text.failure(snapshot.division, chinese),
+        where=str(path),
+        next_step=division_text.how_to_record(snapshot.has_stacks, chinese),
+        confidence="high" if snapshot.failed else "none",
+        is_certain=snapshot.failed,
+        retry=False if snapshot.failed else None,
+        numbers=None if requested is None else {"asked": requested},
+    )
+    return with_memory(diagnosis, snapshot.division, chinese)
 
 
 def diagnose_logs(logs: Sequence[LogSource], environ: Mapping[str, str] | None = None) -> Diagnosis:

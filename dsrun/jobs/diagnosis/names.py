@@ -43,7 +43,7 @@ LABELS_ZH = {
 
 _QUOTED = r"(?P<quote>['\"`])(?P<value>(?:(?!(?P=quote))[^\n]){1,300})(?P=quote)"
 LABELLED = re.compile(
-    rf"(?i)(?<![\w-])(?P<label>{'|'.join(LABELS)})s?(?: names?| named)?[:=]?[ (]{{1,2}}{_QUOTED}"
+    rf"(?i)(?<![\w-])(?P<label>{'|'.join(LABELS)})s?(?: names?| named)?(?:[:=]?[ (]{{1,2}}|=){_QUOTED}"
 )
 _FORMS = {
     "list": r"(?<!\w)\[(?:['\"][^'\"\n]{1,80}['\"](?:, ?)?){1,60}\]|\{'[^{}\n]{1,400}'\}",
@@ -54,10 +54,12 @@ _FORMS = {
     "path": r"(?<![\w:/.])(?:~|\.{1,2})?/[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){1,20}|\b[A-Za-z]:\\[^\s'\"<>|]{2,200}",
     "file": r"(?<![\w./\\-])[\w-][\w.-]{0,80}\.(?:json|jsonl|ya?ml|toml|py|sh|txt|csv|parquet|arrow|bin|pt|pth|ckpt"
     r"|safetensors|model|so|yaml)\b(?![\w./(:])",
-    "size": r"\b\d{1,9}(?:\.\d{1,4})? ?(?:[KMGT]i?B|bytes)\b",
+    "size": r"(?<![\w.-])\d{1,9}(?:\.\d{1,4})?(?: ?/ ?\d{1,9}(?:\.\d{1,4})?)? ?(?:[KMGT]i?B|bytes)\b",
     "shape": r"(?:torch\.Size\()?\[\d{1,12}(?:, ?-?\d{1,12}){0,8}\]\)?"
     r"|\(\d{1,12}x\d{1,12}(?: and \d{1,12}x\d{1,12})?\)",
-    "dtype": r"\bc10::\w{2,20}(?: !=? \w{2,20})?",
+    "dtype": r"\bc10::\w{2,20}(?: !=? \w{2,20})?|(?:(?<=scalar type )|(?<=found )|(?<=got ))"
+    r"(?:torch\.)?(?:Half|Float|BFloat16|Double|Byte|Long|Int|Float8_\w{4,8}|u?int\d{1,2}|b?float\d{1,2})\b",
+    "device": r"\b(?:cuda|npu|xpu|hpu|mps):\d{1,3}\b",
     "architecture": r"\b(?:sm|compute)_\d{2,3}a?\b",
     "version": r"(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d{1,4}(?:[.+][\w.]{1,20})?(?![\w.])",
     "name": r"(?<![\w./])[A-Z][A-Z\d]{1,20}(?:_[A-Z\d]{1,30}){1,8}\b|(?<![\w./-])--[a-z][\w-]{2,40}",
@@ -65,11 +67,19 @@ _FORMS = {
 }
 _BY_FORM = {kind: re.compile(f"(?P<value>{form})") for kind, form in _FORMS.items()}
 _COUNTED = re.compile(
-    r"(?i)(?<![\w-])(?P<label>port|rank|row|column|device|error code|exit code|exitcode|return code|errno|error|status"
-    r"|dimension|dim|version|layer|epoch|step)s?\]? ?[:=#]? ?\(?(?P<value>-?\d{1,12}(?:\.\d{1,6}){0,3})(?![\w.]\w)"
+    r"(?i)(?<![\w/.-])(?P<label>port|rank|row|line|column|char|size|capability|utilization|device|error code|exit code"
+    r"|exitcode|return code|errno|error|status|dimension|dim|version|layer|epoch|step)s?\]? ?(?:of )?[:=#]? ?\(?"
+    r"(?P<value>-?\d{1,12}(?:\.\d{1,6}){0,3})(?![\w./]\w|\.?\d)"
 )
 """A number with the word that says what it counts."""
 _IN_BRACKETS = re.compile(r"(?i)\b(?P<label>column|field|key|file|path|shape)s?\((?P<value>[^()\n]{1,120})\)")
+_CALLED = re.compile(
+    r"(?i)(?<![\w-])(?P<label>hca|nic|interface|device|undefined symbol|host not found|resolve host|key)(?:name)?"
+    r"(?: in [\w ]{1,40})?:? (?P<value>(?=[\w.-]{0,100}[\d_.])[A-Za-z_][\w.-]{2,200}(?<!\.))(?=[\s:,;.)]|$)"
+)
+"""A name without quotes, behind a word or two that say what it is; one with a digit, a bar or a point in it."""
+_STARTED = re.compile(r"\b(?P<label>execve|execvp|chdir)\(\): (?P<value>[^\s:]{1,200}): ")
+"""What a batch system could not start, or not go to."""
 _FROM_TO = re.compile(r"\bfrom (?P<value>[\w.]{1,40} to [\w.]{1,40})\b")
 _ASSIGNED = re.compile(
     r"(?<![\w.])(?P<label>[A-Za-z_]\w{1,40})(?:\(ms\))?=(?P<value>[\w./:+-]{1,80})(?=[\s,;)\]]|$)"
@@ -78,8 +88,11 @@ _ASSIGNED = re.compile(
 FORMS = {
     "bracketed": _IN_BRACKETS,
     "counted": _COUNTED,
+    "called": _CALLED,
+    "started": _STARTED,
     "list": _BY_FORM["list"],
     "url": _BY_FORM["url"],
+    "model": re.compile(r"(?<![\w./-])(?P<value>[\w.-]{1,96}(?:/[\w.-]{1,96})?)(?= is not a local folder)"),
     "quoted": re.compile(rf"(?<![\w'\"`]){_QUOTED}"),
     "from": _FROM_TO,
     **{kind: form for kind, form in _BY_FORM.items() if kind != "number"},
@@ -98,6 +111,10 @@ PLACE_IN_CODE = re.compile(
     r"\b\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d(?:\.\d{3}){0,2}|\[PID: ?\d{1,9}\]"
     r"|[\w./-]{1,80}\.(?:cpp|cc|cu|cuh|h|hpp|py|rs|go):\d{1,6}|\(pid:? ?\d{1,9}\)|pid=\d{1,9}|0x[\da-fA-F]{4,20}"
 )
+CUT_LIST = re.compile(r"[\[({](?:['\"][^'\"\n]{1,80}['\"](?:, ?|: ?)){3,400}[^\])}\n]{0,120}$")
+"""A list whose end was cut off: what stands in its quotation marks, and between them, is no name by itself."""
+FRAGMENT = re.compile(r"^[\s,;:.)\]}]|[,;:(\[{]$")
+"""A text between two quotations, as a line that is cut leaves it."""
 LIST_ITEM = re.compile(r"['\"]([^'\"\n]{1,80})['\"]")
 MISSED = re.compile(
     r"(?i)(?:column|key|field|feature|split|argument|option|name|file)s? \(?['\"`]?(?P<name>[\w.-]{1,60})['\"`]? "
@@ -118,7 +135,8 @@ class Name(NamedTuple):
 
 def names_in(text: str) -> list[Name]:
     """The names and numbers that a text quotes, in the order of their places; without secrets."""
-    text = PLACE_IN_CODE.sub(lambda hit: " " * len(hit[0]), without_secrets(text)[:MOST_TEXT])
+    text = PLACE_IN_CODE.sub(_blanks, without_secrets(text)[:MOST_TEXT])
+    text = CUT_LIST.sub(_blanks, text)
     taken: list[tuple[int, int, Name]] = []
     for kind, form in (("", LABELLED), *FORMS.items()):
         for hit in form.finditer(text):
@@ -130,9 +148,14 @@ def names_in(text: str) -> list[Name]:
                 kind if not word else word if kind == "assigned" else LABELS.get(word.lower(), word.lower())
             )
             value = hit["value"].strip()
-            if value and not NOT_NAMES.match(value):
+            fragment = hit.groupdict().get("quote") and FRAGMENT.search(hit["value"])
+            if value and not fragment and not NOT_NAMES.match(value):
                 taken.append((start, end, Name(label, value)))
     return list(dict.fromkeys(name for _, _, name in sorted(taken)))
+
+
+def _blanks(hit: re.Match[str]) -> str:
+    return " " * len(hit[0])
 
 
 def unnamed(names: Iterable[Name], answer: str) -> list[Name]:

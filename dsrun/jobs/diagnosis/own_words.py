@@ -6,7 +6,7 @@ Nobody checks that it is right, so it never becomes a cause; but where it stands
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dsrun.host.hiding import without_secrets
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
@@ -43,11 +43,6 @@ REMEDY = re.compile(
     r"|recommend|解决|建议|提示)"
 )
 """The beginning of a quotation that says what to do, and not only why."""
-REMEDY = re.compile(
-    r"(?i)^\W{0,6}\[?(?:solutions?|hint|tip|suggestion|advice|resolution|workaround|remedy|(?:how )?to (?:fix|solve)"
-    r"|recommend|解决|建议|提示)"
-)
-"""The beginning of a quotation that says what to do, and not only why."""
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s+(?=[A-Z'\"`(\u4e00-\u9fff])|\n")
 IS_CODE = re.compile(
     r"^\s*#|^\s*(?:from|import|def|class|return|if|for|with)\b[^.]*$|[;{}]\s*$|^\s*\w+\s?=\s?\S|^File \""
@@ -57,7 +52,7 @@ IS_CODE = re.compile(
 def quotes(line: PeeledLine, message: str, lines: Sequence[PeeledLine]) -> tuple[str, ...]:
     """A program's own advice in the deciding line, in the rest of its message and in the lines around; each without
     secrets, at most MOST_QUOTES."""
-    found = [text for text in SENTENCE.split(narrow(message)) if _advises(text)]
+    found = list(_advice(SENTENCE.split(narrow(message))))
     place = next((number for number, other in enumerate(lines) if other is line), None)
     if place is not None:
         around = lines[max(0, place - LINES_ABOVE) : place + 1 + LINES_BELOW]
@@ -74,6 +69,13 @@ def quotes(line: PeeledLine, message: str, lines: Sequence[PeeledLine]) -> tuple
 def remedy(quoted: Sequence[str]) -> str:
     """Of a program's own words those that say what to do, else the first."""
     return next((text for text in quoted if REMEDY.match(text)), quoted[0])
+
+
+def _advice(sentences: Sequence[str]) -> Iterator[str]:
+    """The sentences of a message that are advice; one that ends in a colon with what follows it."""
+    for number, text in enumerate(sentences):
+        if _advises(text):
+            yield " ".join(sentences[number:]) if text.rstrip().endswith(":") else text
 
 
 def _advises(text: str) -> bool:

@@ -1,7 +1,8 @@
 """Whether a program went on after something that looks like its failure: what it survived is not why it died.
 
-A download or a connection that was tried again: lines of steps follow. A rank that failed prints none, and the others
-stop at their next collective, after a step or two.
+A download that was tried again, memory that ran out in a search for a batch size, a warning at an import: lines of
+steps follow, or the word that all is done. A rank that failed prints none, and the others stop at their next
+collective, after a step or two. What stands behind that word may be noise of a process that is ending.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ STEP = re.compile(
 """A line of a training that moves: a step's number, a bar's count, a loss, DeepSpeed's times."""
 WENT_ON = 10
 """Different lines of that kind after which a program counts as having gone on."""
+WENT_ON_UNRAISED = 4
+"""The same behind a line that no exception raised: of a failure other ranks print a step or two."""
 AT_WORK = 2
 """Different lines of any work behind a failure that its program tries again, and with nothing failing later."""
 WORKS = re.compile(
@@ -36,8 +39,11 @@ FINISHED = re.compile(
 TRIES_AGAIN = re.compile(
     r"(?i)\bretrying\b|\[?\bretry \d|\bretry loop\b|\b(?:will|to) (?:re)?try again\b|\btrying again\b"
     r"|\battempt \d{1,3} ?(?:/|of) ?\d"
+    r"|\b(?:decreas|reduc|lower|halv)ing (?:the )?(?:\w{1,20} ){0,2}(?:batch|bucket|chunk)"
+    r"|\b(?:falling|fall|falls|fell) back (?:to|on)\b|\bcontinuing (?:with|without|anyway|training|offline|in)\b"
+    r"|\b(?:skipp(?:ing|ed)|dropp(?:ing|ed)) (?:this |the |that |it\b|batch|sample|step|\d)"
 )
-"""Words of a program that has failed at something and does it once more."""
+"""Words of a program that has failed at something, and does it once more, otherwise, or leaves it out."""
 
 
 class Steps:
@@ -47,7 +53,10 @@ class Steps:
         self._by_rank: dict[tuple[int, int | None], list[tuple[int, str]]] = {}
         self._work: dict[int, list[tuple[int, str]]] = {}
         self._tries: set[tuple[int, int]] = set()
+        self._ends: dict[int, list[int]] = {}
         for line in lines:
+            if FINISHED.search(line.text):
+                self._ends.setdefault(line.source, []).append(line.number)
             if STEP.search(line.text) or WORKS.search(line.text) or FINISHED.search(line.text):
                 self._work.setdefault(line.source, []).append((line.number, line.text))
             if TRIES_AGAIN.search(line.text):
@@ -77,7 +86,11 @@ class Steps:
 
     def finished(self, line: PeeledLine) -> bool:
         """Whether the same log says behind a line that its work is through."""
-        return any(FINISHED.search(text) for _, text in self._later(line))
+        return self._ends.get(line.source, [0])[-1] > line.number
+
+    def is_behind_end(self, line: PeeledLine) -> bool:
+        """Whether the same log says before a line that its work is through."""
+        return self._ends.get(line.source, [line.number])[0] < line.number
 
     def _later(self, line: PeeledLine) -> list[tuple[int, str]]:
         work = self._work.get(line.source, [])

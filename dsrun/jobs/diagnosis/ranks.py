@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from dsrun.jobs.diagnosis.ends import lost_others
 from dsrun.jobs.diagnosis.reading.log_lines import SPEAKS_OF_RANK, PeeledLine
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
@@ -42,7 +43,8 @@ def first_rank(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine], waits: b
     is to blame.
     """
     if waits:
-        return _behind(lines)
+        behind = _behind(lines)
+        return _silent(lines) if behind.rank is None else behind
     spoken = [(rank, line) for line in seen if (rank := _rank_of(line)) is not None]
     showing = {rank for rank, _ in spoken}
     # torchrun names the first failure that its agent noticed, which polls: where that rank's own lines show nothing of
@@ -92,8 +94,11 @@ def _of_launcher(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine]) -> Fir
     hosts = {line.host for line in lines if line.host}
     for line in lines:
         if DEEPSPEED_ENDED in line.whole and (hit := DEEPSPEED_RANK.search(line.whole)):
-            rank = int(hit[1]) if len(hosts) < 2 else None
-            return FirstRank(rank, line.host, why="the launcher looked at this local rank first")
+            # The command in that line is of the rank that was started last, whichever ended (launcher/launch.py, cmd).
+            if int(hit[1]) == 0 and len(hosts) < 2:
+                return FirstRank(0, line.host, why="it is the only rank")
+            silent = _silent(lines)
+            return silent if silent.rank is not None else FirstRank(None, line.host)
         if hit := SLURM_TASK.search(line.whole):
             return FirstRank(int(hit["rank"]), hit["host"], why="srun saw this task end first")
     return FirstRank(None, next((line.host for line in seen if line.host), None))
@@ -107,3 +112,22 @@ def _behind(lines: Iterable[PeeledLine]) -> FirstRank:
     if len(at) > 1 and len(behind) == 1:
         return FirstRank(behind[0], why="it is behind the others by what it last enqueued")
     return NOBODY
+
+
+def _silent(lines: Sequence[PeeledLine]) -> FirstRank:
+    """The one rank of a node that wrote no error, where each of the others wrote that its peer was gone.
+
+    How many there are, DeepSpeed's launcher says: the command at its end is that of the last rank.
+    """
+    if len({line.host for line in lines if line.host}) > 1 or len({line.source for line in lines}) > 1:
+        return NOBODY
+    last = [
+        int(hit[1])
+        for line in lines
+        if DEEPSPEED_ENDED in line.whole and (hit := DEEPSPEED_RANK.search(line.whole))
+    ]
+    lost = {line.rank for line in lines if line.rank is not None and lost_others(line.text.strip())}
+    silent = set(range(max(last, default=-1) + 1)) - lost
+    if not lost or len(silent) != 1:
+        return NOBODY
+    return FirstRank(silent.pop(), why="it alone wrote no error: each of the others had lost its peer")

@@ -12,9 +12,10 @@ from dsrun.job.job import HostDevices
 from dsrun.job.log_parts import TIMES, begins_at, in_order, log_of
 from dsrun.job.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, MARK, OWN_LOG, PREPARE_LOG, rank_log
 from dsrun.jobs.diagnosis import log_files
-from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words, speaks_chinese
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words, speaks_chinese, with_memory
 from dsrun.jobs.diagnosis.ends import TIMED_OUT
 from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.memory import records
 from dsrun.jobs.diagnosis.reading import stacks as stacks_of
 from dsrun.jobs.diagnosis.reading.log_lines import peeled
 from dsrun.jobs.diagnosis.reading.stacks import hanging_in_words
@@ -23,6 +24,10 @@ from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 TIMED_OUT_CAUSES = ("nccl_timeout", "collective_timeout")
 """Causes of ranks that waited for another one until they gave up."""
+ON_HOST = ("host_oom", "killed", "slurm_oom")
+"""Causes that may be a host's memory: whether it is, the host's own record says."""
+DIED = "died first"
+"""dsrun's words on a rank that ended without any (causes.py)."""
 DSRUN_SOURCE = "what dsrun saw"
 """Name of the source with dsrun's own message."""
 
@@ -62,7 +67,19 @@ def of_run(
     environ = os.environ if environ is None else environ
     chinese = speaks_chinese(environ)
     diagnosis = _with_stacks(in_words(verdict, names, environ, rank=rank), verdict, run_dir, chinese)
+    diagnosis = _with_memory(diagnosis, run_dir, said, chinese)
     return _with_health(diagnosis, run_dir, hosts, chinese)
+
+
+def _with_memory(diagnosis: Diagnosis, run_dir: Path, message: str, chinese: bool) -> Diagnosis:
+    """The diagnosis of memory that ran out, with what the run's own records say of it."""
+    division = None
+    if diagnosis.cause == "gpu_oom":
+        requested = (diagnosis.numbers or {}).get("asked")
+        division = records.of_gpu(run_dir, diagnosis.rank, requested)
+    elif diagnosis.cause in ON_HOST or (diagnosis.cause is None and DIED in message):
+        division = records.of_host(run_dir, diagnosis.rank)
+    return with_memory(diagnosis, division, chinese) if division else diagnosis
 
 
 def _with_health(

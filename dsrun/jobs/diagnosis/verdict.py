@@ -22,15 +22,17 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import likeness, memory_text, ranks
+from dsrun.jobs.diagnosis import likeness, ranks
 from dsrun.jobs.diagnosis.exceptions import (
     api_history,
     exception_types,
     language_errors,
+    own_modules,
     unknown_exceptions,
 )
-from dsrun.jobs.diagnosis.progress import Steps
-from dsrun.jobs.diagnosis.reading import owners, phases
+from dsrun.jobs.diagnosis.memory import memory_text
+from dsrun.jobs.diagnosis.progress import WENT_ON, WENT_ON_UNRAISED, Steps
+from dsrun.jobs.diagnosis.reading import owners, phases, samples, suppositions
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 from dsrun.jobs.diagnosis.reading.tracebacks import (
     BEGIN,
@@ -55,7 +57,9 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """Lines before one in which a signature's `above` is looked for."""
-TRIED_AGAIN = ("network", "hub_offline", "hub_limit", "tracker")
+TRACKER = "tracker"
+"""The cause of failures of a service that only keeps a run's record."""
+TRIED_AGAIN = ("network", "hub_offline", "hub_limit", TRACKER)
 """Causes that programs retry by themselves, even where another start wouldn't help."""
 STEPS_AFTER_WARNING = 2
 """Different lines of steps behind a warning after which it was no more than that."""
@@ -97,6 +101,8 @@ class Sighting(NamedTuple):
     line: PeeledLine
     values: Mapping[str, str]
     """Values of the pattern's named groups."""
+    supposed: bool = False
+    """Whether it is one of several possible causes that the program lists, or only supposes."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Reading:
     @cached_property
     def last_failed(self) -> Mapping[int, int]:
         """The number of the last line of each log that shows a consequence, an end, or an exception nobody knows, and
-        after which the program didn't go on."""
+        after which the program didn't go on, nor was through."""
         last: dict[int, int] = {}
         failed = [
             (sighting.line, sighting)
@@ -128,7 +134,8 @@ class Reading:
         ]
         unknown = [(exception.line, None) for exception in self.unknown]
         for line, sighting in sorted([*failed, *unknown], key=lambda one: one[0].number, reverse=True):
-            if line.source not in last and not (sighting and _works_on(sighting, self)):
+            survived = self.steps.finished(line) or _is_noise_at_end(line, self)
+            if line.source not in last and not survived and not (sighting and _works_on(sighting, self)):
                 last[line.source] = line.number
         return last
 
@@ -136,6 +143,18 @@ class Reading:
     def steps(self) -> Steps:
         """The lines of steps."""
         return Steps(self.lines)
+
+    def ended_well(self, line: PeeledLine) -> bool:
+        """Whether the log says behind a line that all is done, and nothing fails later; or whether the line is noise of
+        a process that was done."""
+        if _fails_later(line, self):
+            return False
+        return self.steps.finished(line) or _is_noise_at_end(line, self)
+
+    def left_out(self, line: PeeledLine) -> bool:
+        """Whether a line, or the one below, says that what failed is left out or done otherwise, and work follows."""
+        goes_on = self.steps.try_again(line) and self.steps.work_follows(line)
+        return goes_on and not _fails_later(line, self)
 
     def exception_of(self, line: PeeledLine | None) -> RaisedException | None:
         """The exception whose line, or a line of whose message, this is."""
@@ -185,6 +204,7 @@ class Verdict:
 
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
+    lines = samples.without(lines)
     reading = read(lines, index)
     verdict = _doubted(_with_details(_decided(reading), reading), reading)
     verdict = replace(verdict, lines=lines, slow=reading.slow)
@@ -246,14 +266,21 @@ def _with_details(verdict: Verdict, reading: Reading) -> Verdict:
     verdict = replace(verdict, exception=raised, chain=others)
     if api := api_history.finding(raised, reading.lines):
         return _by_history(verdict, api)
+    if told := own_modules.told(raised):
+        cause = told.cause or "script_error"
+        return replace(
+            verdict, cause=cause, told=told, signature=None, confidence="medium", raised=raised, meaning=None
+        )
     if verdict.signature and verdict.signature.kind not in (PLACE, MESSAGE):
         return replace(verdict, confidence=_by_owner(verdict, raised))
     if verdict.signature and verdict.signature.kind == MESSAGE and not raised.message.strip():
         return verdict  # it knows what is asserted
-    if told := language_errors.told(raised):
+    if told := language_errors.told(raised, reading.lines):
         # A sentence on the very expression says more than a file's signature.
-        cause = told.cause or (verdict.cause if verdict.meaning else None) or "script_error"
-        confidence = "medium" if verdict.confidence in ("none", "low") else verdict.confidence
+        by_place = verdict.signature is not None and verdict.signature.kind == PLACE
+        kept = verdict.cause if verdict.meaning or by_place else None
+        cause = told.cause or kept or "script_error"
+        confidence = told.confidence if verdict.confidence in ("none", "low") else verdict.confidence
         return replace(verdict, cause=cause, told=told, signature=None, confidence=confidence, raised=raised)
     return verdict
 
@@ -266,7 +293,8 @@ def _unexplained(verdict: Verdict, reading: Reading) -> Verdict:
         for line in reading.lines
         if _place(line) not in reading.harmless
         and _speaks_of_failure(line)
-        and not reading.steps.finished(line)
+        and not reading.ended_well(line)
+        and not reading.left_out(line)
     )
     failed = [raised.line] if raised else list(islice(spoken, MOST_FAILED))
     if not failed or verdict.signature:
@@ -317,18 +345,21 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
     """Find everything that is known in the lines of some logs.
 
     Exceptions that Python ignored count only where there is nothing else: an object that wasn't finished complains when
-    it is deleted.
+    it is deleted. Behind a good end they count nowhere.
     """
     seen = [sighting for line in lines for sighting in _sightings(line, index)]
     raised = exceptions(lines)
-    ignored = {
-        (exception.line.source, number)
-        for exception in raised
-        if exception.ignored
-        for number in _own_lines(exception)
-    }
-    reading = _read(lines, seen, raised, ignored, index)
-    return reading if reading.of_kind(ROOT) or reading.unknown else _read(lines, seen, raised, set(), index)
+    ignored = [exception for exception in raised if exception.ignored]
+    reading = _read(lines, seen, raised, _places_of(ignored), index)
+    if reading.of_kind(ROOT) or reading.unknown:
+        return reading
+    at_end = [exception for exception in ignored if reading.steps.is_behind_end(exception.line)]
+    return _read(lines, seen, raised, _places_of(at_end), index)
+
+
+def _places_of(raised: Iterable[RaisedException]) -> set[tuple[int, int]]:
+    """Places of all lines of some exceptions."""
+    return {place for exception in raised for place in _own_places(exception)}
 
 
 def _read(
@@ -353,7 +384,9 @@ def _read(
     harmless = ignored | {
         _place(sighting.line) for sighting in fitting if sighting.signature.kind == HARMLESS
     }
-    telling = _by_time(sighting for sighting in fitting if _place(sighting.line) not in harmless)
+    telling = _by_time(
+        sighting for sighting in _decided_by_others(fitting) if _place(sighting.line) not in harmless
+    )
     # An exception whose own line, or a line of its message, has a signature is known by that; a tail below it says
     # nothing of it, and so doesn't make it known.
     known = {_place(sighting.line) for sighting in telling if sighting.signature.kind != PLACE} | harmless
@@ -370,6 +403,16 @@ def _read(
     in_threads = [exception for exception in unknown if exception.handled]
     in_no_thread = [exception for exception in unknown if not exception.handled]
     return Reading(lines, telling, in_no_thread or in_threads, index, raised, harmless, _slow(fitting))
+
+
+def _decided_by_others(seen: Sequence[Sighting]) -> Iterator[Sighting]:
+    """The sightings without what programs only suppose, in logs that have a line which says what failed."""
+    decided = {
+        sighting.line.source
+        for sighting in seen
+        if not sighting.supposed and sighting.signature.kind in (ROOT, SYMPTOM)
+    }
+    return (sighting for sighting in seen if not sighting.supposed or sighting.line.source not in decided)
 
 
 def _slow(seen: Sequence[Sighting]) -> tuple[Sighting, ...]:
@@ -404,8 +447,11 @@ def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
     """The signatures in a line; of several of one kind the one that matches most of it comes first."""
     matches = index.matches(line.whole)
     matches.sort(key=lambda match: match[1].start() - match[1].end())
+    text = narrow(line.whole)
     for signature, hit in matches:
-        yield Sighting(signature, line, {key: value for key, value in hit.groupdict().items() if value})
+        values = {key: value for key, value in hit.groupdict().items() if value}
+        supposed = suppositions.is_supposed(text, hit.start()) and not signature.supposes
+        yield Sighting(signature, line, values, supposed)
 
 
 def _place(line: PeeledLine) -> tuple[int, int]:
@@ -436,11 +482,14 @@ def _in_context(seen: Iterable[Sighting], lines: Sequence[PeeledLine]) -> Iterat
             continue
         if sighting.signature.others_hold and not memory_text.others_hold(sighting.line.whole):
             continue
+        if sighting.signature.has_room and not memory_text.has_room(sighting.line.whole):
+            continue
         if above and not any(above.search(line.whole) for line in near if _same_rank(line, sighting.line)):
             continue
         if anywhere and not any(anywhere.search(line.whole) for line in lines):
             continue
-        yield sighting
+        listed = suppositions.is_item_of_list(near[:-1], sighting.line)
+        yield sighting._replace(supposed=True) if listed else sighting
 
 
 def _same_rank(line: PeeledLine, other: PeeledLine) -> bool:
@@ -497,23 +546,38 @@ def _root(reading: Reading) -> Verdict | None:
 
 def _survived(sighting: Sighting, reading: Reading) -> bool:
     """Whether the program went on after what looks like its failure, of a kind that doesn't show in later steps."""
+    line = sighting.line
     if _is_tried_again(sighting):
-        return reading.steps.follow(sighting.line)
+        return reading.steps.follow(line)
     # Steps behind it may be of other ranks, whose lines have no prefix: they count only where nothing fails later.
-    lasts = sighting.signature.cause in GOES_ON_WITH or _fails_later(sighting.line, reading)
-    return not lasts and reading.steps.follow(sighting.line)
+    if sighting.signature.cause in GOES_ON_WITH or _fails_later(line, reading):
+        return False
+    raised = reading.exception_of(line)
+    return reading.steps.follow(line, WENT_ON if raised and raised.frames else WENT_ON_UNRAISED)
 
 
 def _went_on(sighting: Sighting, reading: Reading) -> bool:
-    """Whether a program warned of a failure, or tried again what had failed, and then did its work to the log's end."""
+    """Whether a program did its work to the log's good end, or warned of a failure, or tried again what had failed, and
+    then works to where the log ends."""
+    if sighting.signature.cause not in SHOWS_IN_STEPS and reading.ended_well(sighting.line):
+        return True
+    if sighting.signature.cause == TRACKER and reading.steps.is_behind_end(sighting.line):
+        return True  # the work was done, and only its record is cut
     return _works_on(sighting, reading) and not _fails_later(sighting.line, reading)
 
 
 def _works_on(sighting: Sighting, reading: Reading) -> bool:
-    """Whether work follows after a warning, or after what was tried again; nobody raised it."""
+    """Whether work follows after a warning, or after what was tried again or left out; nobody raised it, or the program
+    says below it how it goes on."""
     line = sighting.line
-    tries = line.level == WARNED or _is_tried_again(sighting) or reading.steps.try_again(line)
-    return tries and reading.steps.work_follows(line) and not reading.exception_of(line)
+    says_so = reading.steps.try_again(line)
+    tries = says_so or line.level == WARNED or _is_tried_again(sighting)
+    return tries and reading.steps.work_follows(line) and (says_so or not reading.exception_of(line))
+
+
+def _is_noise_at_end(line: PeeledLine, reading: Reading) -> bool:
+    """Whether a line is a warning of a process that had said that its work is through."""
+    return line.level in GOES_ON and reading.steps.is_behind_end(line)
 
 
 def _is_tried_again(sighting: Sighting) -> bool:
@@ -582,6 +646,8 @@ def _named(sightings: Sequence[Sighting], reading: Reading) -> Verdict | None:
 def _confidence(sighting: Sighting) -> str:
     """The signature's confidence, a grade less where no example has the wording that matched, or in source code."""
     confidence = sighting.signature.confidence
+    if sighting.supposed and confidence != "none":
+        return "low"
     surely = sighting.signature.is_shown_by_example(narrow(sighting.line.whole)) and not CODE.match(
         sighting.line.text
     )
@@ -601,12 +667,17 @@ def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -
 
 def _exception(reading: Reading) -> Verdict | None:
     """An exception that no signature knows, explained by its type, its message, or the file that raised it."""
-    if not reading.unknown:
+    fatal = [
+        exception
+        for exception in reading.unknown
+        if not reading.ended_well(exception.line) and not reading.left_out(exception.line)
+    ]
+    if not fatal:
         return None
-    raised = unknown_exceptions.first_of(reading.unknown, reading.steps)
+    raised = unknown_exceptions.first_of(fatal, reading.steps)
     places = [sighting.signature for sighting in reading.of_kind(PLACE)]
     explanation = unknown_exceptions.explained(raised, places, reading.index)
-    same = [exception.line for exception in reading.unknown if exception.type == raised.type]
+    same = [exception.line for exception in fatal if exception.type == raised.type]
     others = dict.fromkeys(
         sighting.signature.id for sighting in reading.sightings if sighting.signature.kind != PLACE
     )
@@ -635,7 +706,8 @@ def _logged(reading: Reading) -> Verdict | None:
     """An error that was logged in plain words, where nothing was raised: the first that says what is wrong."""
     known = {_place(sighting.line) for sighting in reading.sightings}
     for line in reading.lines:
-        if line.level != FAILED or _place(line) in known or reading.steps.follow(line):
+        survived = reading.steps.follow(line) or reading.ended_well(line)
+        if line.level != FAILED or _place(line) in known or survived:
             continue
         if signature := unknown_exceptions.logged(line, reading.index):
             verdict = _named([Sighting(signature, line, {})], reading)
@@ -645,5 +717,5 @@ def _logged(reading: Reading) -> Verdict | None:
 
 def _tail(reading: Reading) -> Verdict | None:
     """An end without a reason."""
-    tails = reading.of_kind(TAIL)
+    tails = [tail for tail in reading.of_kind(TAIL) if not reading.ended_well(tail.line)]
     return _named([tail for tail in tails if tail.signature.confidence != "none"] or tails, reading)

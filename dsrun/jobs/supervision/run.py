@@ -46,6 +46,8 @@ time."""
 SHORTER = "timeout-10-minutes"
 """The change of DeepSpeed's limit, in presets/versions/."""
 
+WayOut = Callable[[Job, Mapping[str, float]], str]
+"""Says the changes with which a fine-tune fits whose GPU ran out of memory, by the sizes in the message; or nothing."""
 View = AbstractContextManager[Callable[[], bool]]
 """The display while ranks run: entered at each start, then called often; returns whether anything was new."""
 
@@ -60,6 +62,7 @@ def carry_out(
     options: RunOptions,
     resume: CheckpointChoice | None = None,
     run_file: str = "",
+    way_out: WayOut = lambda *_: "",
 ) -> dict[str, Any]:
     """Run the job to its end and return its result, which goes into run.json too.
 
@@ -74,7 +77,9 @@ def carry_out(
             write_run_file(run_dir, run_file)
         if isinstance(job, Job):
             _prepare(job, commands, {**environ, **commands.env}, say)
-        restarts = run_ranks(job, environ, say, view, options=options, resume=resume is not None)
+        restarts = run_ranks(
+            job, environ, say, view, options=options, resume=resume is not None, way_out=way_out
+        )
         if isinstance(job, Job):
             exports = job.training.export_format != NO_EXPORT
             result = {
@@ -168,6 +173,7 @@ def run_ranks(
     *,
     options: RunOptions,
     resume: bool = False,
+    way_out: WayOut = lambda *_: "",
 ) -> int:
     """Start the ranks and watch them to their end, again from the newest checkpoint where they fail and a restart is
     left; return how many were taken.
@@ -189,7 +195,7 @@ def run_ranks(
         except StoppedError as error:
             raise error.cause from None
         except JobFailedError as error:
-            diagnosis = _explained(error, job, sizes, environ)
+            diagnosis = _explained(error, job, sizes, environ, way_out)
             if attempt == options.max_restarts:
                 raise
             if diagnosis.is_hopeless:
@@ -211,12 +217,12 @@ def run_ranks(
             say(f"{error.problems[0].what}\ntorch's fused AdamW takes its place: nothing is compiled for it")
             other.write()
             _write_config(other)
-            return run_ranks(other, environ, say, view, options=options, resume=resume)
+            return run_ranks(other, environ, say, view, options=options, resume=resume, way_out=way_out)
     return attempt
 
 
 def _explained(
-    error: JobFailedError, job: AnyJob, sizes: Mapping[str, int], environ: Mapping[str, str]
+    error: JobFailedError, job: AnyJob, sizes: Mapping[str, int], environ: Mapping[str, str], way_out: WayOut
 ) -> Diagnosis:
     """Why an attempt failed; what is said of it goes into the error's hint. sizes: of the logs before it."""
     first, *others = error.problems
@@ -235,7 +241,7 @@ def _explained(
             [
                 *told(diagnosis, environ),
                 _about_the_limit(diagnosis, environ, python),
-                _about_memory(diagnosis, job),
+                _about_memory(diagnosis, job, way_out),
                 first.hint,
             ],
         )
@@ -244,10 +250,14 @@ def _explained(
     return diagnosis
 
 
-def _about_memory(diagnosis: Diagnosis, job: AnyJob) -> str:
-    """The command that plans a way out, where a fine-tune's GPU ran out of memory; else empty."""
+def _about_memory(diagnosis: Diagnosis, job: AnyJob, way_out: WayOut) -> str:
+    """The changes with which a fine-tune fits whose GPU ran out of memory, or the command that looks for them; else
+    empty."""
     if diagnosis.cause != "gpu_oom" or not isinstance(job, Job):
         return ""
+    with suppress(DsrunError):  # a network that the planner doesn't know, say: the command tells why
+        if changes := way_out(job, diagnosis.numbers or {}):
+            return changes
     return f"`{shlex.join(['dsrun', 'diagnose', job.run_dir])}` says the shortest list of changes with which it fits"
 
 

@@ -19,8 +19,10 @@ from typing import Any
 
 import psutil
 
+from dsrun.errors import DsrunError
+from dsrun.files import json_text, write_atomic
 from dsrun.host.memory import host_ram, oom_kills
-from dsrun.job.layout import STACK_SIGNAL, STATE, stack_file, state_file
+from dsrun.job.layout import STACK_SIGNAL, STATE, resident_file, stack_file, state_file
 from dsrun.job.processes import (
     GRACE_S,
     end_processes,
@@ -62,6 +64,8 @@ class WorkerGroup:
         self._sampled_at = 0.0
         ram = host_ram()
         self._least_ram, self._total_ram = ram.available, ram.total
+        self._resident: dict[int, int] = {}
+        """Most bytes that each rank was seen to have resident."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], master: tuple[str, int]) -> None:
         """Start the launcher in a session of its own. master: address and port that the ranks meet at."""
@@ -84,10 +88,26 @@ class WorkerGroup:
         if time.monotonic() - self._sampled_at >= SAMPLE_S:
             self._sampled_at = time.monotonic()
             self._least_ram = min(self._least_ram, host_ram().available)
+            self._sample_ranks()
         self.ranks.look(at_once=self.code is not None)
         new = [end for rank, end in self.ranks.ends.items() if rank not in self._told]
         self._told |= {end.rank for end in new}
         return new
+
+    def _sample_ranks(self) -> None:
+        """Note what each rank's process has resident."""
+        for rank, pid in self.ranks.living().items():
+            with contextlib.suppress(psutil.Error):
+                resident = psutil.Process(pid).memory_info().rss
+                self._resident[rank] = max(self._resident.get(rank, 0), resident)
+
+    def _keep_resident(self, ooms: int) -> None:
+        """Write down what the ranks had at most, beside the host's memory: a rank that is killed can't say it."""
+        seen = {
+            "resident": self._resident, "least_ram_bytes": self._least_ram, "ram_bytes": self._total_ram, "ooms": ooms,
+        }  # fmt: skip
+        with contextlib.suppress(DsrunError):  # a full disk: the end itself is told all the same
+            write_atomic(self._run_dir / resident_file(self.host), json_text(seen), overwrite=True)
 
     def print_stacks(self) -> list[str]:
         """Have every rank print its threads' stacks into its log. Returns those that can't, and why, in words."""
@@ -152,11 +172,14 @@ class WorkerGroup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             remove_shared_memory(self._master)
+        ooms = max(0, oom_kills() - self._ooms_before)
+        if self.ranks.ends:
+            self._keep_resident(ooms)
         return HostEnd(
             host=self.host,
             code=self.code,
             output=self._output(),
-            ooms=max(0, oom_kills() - self._ooms_before),
+            ooms=ooms,
             least_ram_bytes=self._least_ram,
             ram_bytes=self._total_ram,
             killed_by=max(0, -(code_before or 0)),
@@ -242,6 +265,14 @@ class RankWatch:
     def pids(self) -> list[int]:
         """The ranks' process ids."""
         return [state["pid"] for state in self.states().values()]
+
+    def living(self) -> dict[int, int]:
+        """Process ids of the ranks that are watched and have not ended, without reading anything."""
+        return {
+            rank: state["pid"]
+            for rank, (_, state) in self._read.items()
+            if rank in self._handles and rank not in self._gone_at
+        }
 
     def look(self, *, at_once: bool = False) -> None:
         """Wait for the ranks that are new, and note every rank that has ended since the last look. at_once: nothing

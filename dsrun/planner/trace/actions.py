@@ -7,18 +7,22 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """kind: "allocate" or "free" a block (key), or "phase", whose name key is. size: bytes; owner: whose memory."""
+    """kind: "allocate" or "free" a block (key), or "phase", whose name key is. size: bytes; owner: whose memory.
+
+    stream: the CUDA stream that allocates; torch gives its blocks to no other one. Empty: that of the computation.
+    """
 
     kind: str
     key: Hashable
     size: float = 0.0
     owner: str = ""
+    stream: str = ""
 
 
-def allocate(key: Hashable, size: float, owner: str) -> Iterator[Action]:
+def allocate(key: Hashable, size: float, owner: str, stream: str = "") -> Iterator[Action]:
     """One allocation, where there is anything to allocate."""
     if size > 0:
-        yield Action("allocate", key, size, owner)
+        yield Action("allocate", key, size, owner, stream)
 
 
 def free(key: Hashable) -> Iterator[Action]:
@@ -26,7 +30,7 @@ def free(key: Hashable) -> Iterator[Action]:
     yield Action("free", key)
 
 
-def passing(key: Hashable, size: float, owner: str) -> Iterator[Action]:
+def passing(key: Hashable, size: float, owner: str, stream: str = "") -> Iterator[Action]:
     """A block that is gone at once."""
-    yield from allocate(key, size, owner)
+    yield from allocate(key, size, owner, stream)
     yield from free(key)

@@ -1,8 +1,9 @@
 """A copy of torch's CUDA caching allocator on numbers: what it reserves for a sequence of allocations and frees.
 
-Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13. One device, one stream. A block is a piece of a segment that
-the driver gave. Blocks of a segment are neighbours; a free one lies in its pool until an allocation takes it. With
-expandable segments a pool has one range of addresses instead, in which pages are mapped as they are needed.
+Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13. One device. A block is a piece of a segment that the driver
+gave, and a stream's segments serve that stream alone. Blocks of a segment are neighbours; a free one lies in its pool
+until an allocation takes it. With expandable segments a pool has one range of addresses instead, in which pages are
+mapped as they are needed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import chain
 
 MIB = 2**20
 MIN_BLOCK = 512
@@ -128,13 +130,17 @@ class CachingAllocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
         """Times that all free segments were given back, since there was no room (num_alloc_retries)."""
-        self._pools = _Pool(small=True), _Pool(small=False)
+        self._pools: dict[str, tuple[_Pool, _Pool]] = {}
+        """Stream -> its small and its large blocks."""
         self._address = MIB  # 0 is no address
 
-    def allocate(self, size: int) -> MemoryBlock:
-        """A block for that many bytes. Raises OutOfDeviceMemoryError."""
+    def allocate(self, size: int, stream: str = "") -> MemoryBlock:
+        """A block for that many bytes, out of a stream's own. Raises OutOfDeviceMemoryError."""
         rounded = self.rounded(size)
-        pool = self._pools[rounded > SMALL]
+        pools = self._pools.get(stream)
+        if pools is None:
+            pools = self._pools[stream] = _Pool(small=True), _Pool(small=False)
+        pool = pools[rounded > SMALL]
         block = self._best_fit(pool, rounded)
         if block is None:
             block = self._from_driver(pool, rounded, size)
@@ -200,7 +206,7 @@ class CachingAllocator:
         if self.options.collect_from:
             self._collect()
         block = self._segment(pool, rounded)
-        if block is None and self._free_oversized(rounded):
+        if block is None and self._free_oversized(pool, rounded):
             block = self._segment(pool, rounded)
         if block is None:
             self.retries += 1
@@ -232,7 +238,7 @@ class CachingAllocator:
 
     def release(self) -> None:
         """Give back all memory that is free as a whole, as torch.cuda.empty_cache does."""
-        for pool in self._pools:
+        for pool in chain.from_iterable(self._pools.values()):
             for block in list(pool.blocks.values()):
                 if self.options.expandable:
                     self._unmap(block)
@@ -243,11 +249,11 @@ class CachingAllocator:
         block.pool.take(block)
         self.reserved -= block.size
 
-    def _free_oversized(self, size: int) -> bool:
+    def _free_oversized(self, pool: _Pool, size: int) -> bool:
         """Give back blocks that max_split_size keeps from smaller requests, as many as this one needs."""
         if math.isinf(self.options.max_split):
             return False
-        pool, wanted, released = self._pools[size > SMALL], max(size, self.options.max_split), 0
+        wanted, released = max(size, self.options.max_split), 0
         if (fitting := pool.smallest_from(wanted)) is not None:
             self._give_back(fitting)
             return True
@@ -263,7 +269,9 @@ class CachingAllocator:
         All that are older than the mean go at once, so that it isn't done at every allocation.
         """
         excess = self.reserved - int(self.options.collect_from * self.capacity)
-        candidates = [block for block in self._pools[1].blocks.values() if block.whole]
+        candidates = [
+            block for _, pool in self._pools.values() for block in pool.blocks.values() if block.whole
+        ]
         while excess > 0 and candidates:
             mean = sum(block.age for block in candidates) / len(candidates)
             for block in [block for block in candidates if block.age >= mean]:

@@ -17,6 +17,10 @@ OWNERS = {"weights": "weights", "adapters": "weights", "secondary": "weights", "
 """A standing term -> whose memory it is; the others are buckets."""
 
 
+GATHERING, REDUCING = "gathering", "reducing"
+"""Streams of their own, beside that of the computation."""
+
+
 class Whole:
     """An engine that keeps every weight and gradient whole on each rank: one process, DDP, ZeRO-0."""
 
@@ -170,7 +174,9 @@ class Flat(Whole):
     def _reduce(self) -> Iterator[Action]:
         """Empty the bucket: it is laid out flat and reduced; at stage 2 this rank keeps its share."""
         size, self.bucket = self.bucket, 0.0
-        yield from passing("reduce_copy", min(self.terms.get("reduce_copy", 0.0), size), "buckets")
+        # stage_1_and_2.py: average_tensor
+        stream = REDUCING if self.setup.overlap_comm else ""
+        yield from passing("reduce_copy", min(self.terms.get("reduce_copy", 0.0), size), "buckets", stream)
         if self.setup.stage == 2 and not self.setup.offloads_optimizer:
             key = ("share", self.micro_step, len(self.gradients))
             self.gradients[key] = size / self.setup.gpus
@@ -183,7 +189,7 @@ class Sharded(Whole):
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
         self.layers = len(recording.kinds)
-        self.sizes = [0.0] * self.layers
+        self.weights: list[list[float]] = [[] for _ in range(self.layers)]
         """Bytes of each layer's weights, gathered: quantized ones as they are."""
         for weight in recording.weights:
             if weight.layer >= 0:
@@ -192,7 +198,8 @@ class Sharded(Whole):
                     if weight.quantized and setup.quantized
                     else setup.computed_bytes
                 )
-                self.sizes[weight.layer] += each * weight.elements
+                self.weights[weight.layer].append(each * weight.elements)
+        self.sizes = [sum(weights) for weights in self.weights]
         self.gathers = self.terms.get("gathered", 0.0) > 0
 
     def start(self) -> Iterator[Action]:
@@ -212,6 +219,8 @@ class Stage3(Sharded):
     def __init__(self, setup: Setup, recording: Recording) -> None:
         super().__init__(setup, recording)
         self.gathered: set[int] = set()
+        self.stream = GATHERING if setup.overlap_comm else ""
+        """The stream that weights are gathered on (parameter_offload.py: __allgather_stream)."""
         self.viewed = self.terms.get("viewed", 0.0) / self.layers
         """Bytes of a layer that autograd keeps gathered until its backward pass, a mean over the layers."""
 
@@ -221,13 +230,12 @@ class Stage3(Sharded):
             return
         if segment.kind == BEFORE:
             self.ends = float(self.setup.computed_bytes * self.setup.shape.embedding)
-            yield from allocate("ends", self.ends, "gathered")
+            yield from allocate("ends", self.ends, "gathered", self.stream)
         elif segment.kind in (FORWARD, BACKWARD):
             ahead = 1 if segment.kind == FORWARD else -1
             for layer in (segment.layer, segment.layer + ahead):
-                if 0 <= layer < self.layers and layer not in self.gathered:
-                    self.gathered.add(layer)
-                    yield from allocate(("gathered", layer), self.sizes[layer], "gathered")
+                if 0 <= layer < self.layers:
+                    yield from self._gather(layer)
 
     def leave(self, segment: Segment) -> Iterator[Action]:
         """A layer's weights go, but for those that backward uses again soon."""
@@ -235,7 +243,7 @@ class Stage3(Sharded):
         if segment.kind == BACKWARD or (segment.kind == FORWARD and not stays):
             yield from self._release(segment.layer)
         if segment.kind == FORWARD and not stays:
-            yield from allocate(("viewed", segment.layer), self.viewed, "gathered")
+            yield from allocate(("viewed", segment.layer), self.viewed, "gathered", self.stream)
         elif segment.kind == BACKWARD:
             yield from free(("viewed", segment.layer))
 
@@ -259,12 +267,21 @@ class Stage3(Sharded):
 
     def _reduce(self) -> Iterator[Action]:
         size, self.bucket = self.bucket, 0.0
-        yield from passing("reduce_copy", min(self.terms.get("reduce_copy", 0.0), size), "buckets")
+        stream = REDUCING if self.setup.overlap_comm else ""
+        yield from passing("reduce_copy", min(self.terms.get("reduce_copy", 0.0), size), "buckets", stream)
+
+    def _gather(self, layer: int) -> Iterator[Action]:
+        """Each weight by itself, as modules are fetched (partitioned_param_coordinator.py: fetch_sub_module)."""
+        if layer not in self.gathered:
+            self.gathered.add(layer)
+            for number, size in enumerate(self.weights[layer]):
+                yield from allocate(("gathered", layer, number), size, "gathered", self.stream)
 
     def _release(self, layer: int) -> Iterator[Action]:
         if layer in self.gathered:
             self.gathered.remove(layer)
-            yield from free(("gathered", layer))
+            for number in range(len(self.weights[layer])):
+                yield from free(("gathered", layer, number))
 
 
 class FsdpParts(Sharded):
@@ -330,7 +347,8 @@ class FsdpParts(Sharded):
 
     def _gather(self, number: int) -> Iterator[Action]:
         self.flat.add(number)
-        yield from allocate(("flat", number), self.parts[number], "gathered")
+        # torch's _fsdp_collectives.py: foreach_all_gather
+        yield from allocate(("flat", number), self.parts[number], "gathered", GATHERING)
 
     def _reduce(self) -> Iterator[Action]:
         """The gradients that are there go through a flat fp32 copy, and become this rank's share."""
@@ -344,7 +362,7 @@ class FsdpParts(Sharded):
             yield from free(block)
         key = ("share", self.micro_step, weight)
         share = size / setup.shards * setup.weight_bytes / setup.computed_bytes
-        yield from allocate(key, share, "gradients")
+        yield from allocate(key, share, "gradients", REDUCING)  # foreach_reduce
         yield from free("flat-gradients")
         if setup.offloads:
             yield from free(key)

@@ -73,6 +73,8 @@ class Recording:
     """Bytes of each allocation, a list for each point."""
     loss: bool = True
     """Whether the model's own loss was recorded, or none."""
+    stream: Sequence[int] = ()
+    """Bytes of an element of each recorded layer's input."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any], points: Sequence[tuple[int, int]]) -> Recording:
@@ -86,6 +88,7 @@ class Recording:
             marks=value["marks"],
             sizes=value["sizes"],
             loss=value["loss"],
+            stream=value["stream"],
         )
 
     def sizes_at(self, rows: int, tokens: int) -> list[int]:

@@ -49,7 +49,7 @@ def replay(
     try:
         for action in actions:
             if action.kind == "allocate":
-                block = allocator.allocate(int(action.size))
+                block = allocator.allocate(int(action.size), action.stream)
                 blocks[action.key] = block, action.owner
                 owned[action.owner] = owned.get(action.owner, 0) + block.size
                 if allocator.allocated > peaks.get(phase, 0):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from dsrun.planner.gpu_memory import GpuMemory, gpu_memory, untracked_gib
 from dsrun.planner.setup import LOGITS, Setup
+from dsrun.planner.trace.actions import Action
 from dsrun.planner.trace.allocator import AllocatorOptions
 from dsrun.planner.trace.recording import Event, Recording
 from dsrun.planner.trace.replay import Replay, least_capacity, replay
@@ -49,7 +51,7 @@ def request_of(
     points = [(rows, length) for length in lengths for rows in rows_recorded]
     sharded = setup.engine == "fsdp"
     # FSDP casts what it gathers; with fp32 norms around 4-bit matrices trainers compute under autocast.
-    autocast = (setup.precision == "amp" and not sharded) or setup.kbit_casts
+    autocast = (setup.precision == "amp" and not sharded) or setup.kbit_casts or setup.fp32_stream
     precision = "bf16" if setup.precision == "amp" and sharded else setup.precision
     return {
         "config": dict(architecture),
@@ -57,6 +59,7 @@ def request_of(
         "lora": dict(lora) if setup.method != "full" and lora else None,
         "fp32_adapters": setup.adapter_bytes == 4,
         "fp32_frozen": setup.kbit_casts,
+        "fp32_embedding": setup.fp32_stream,
         "weights": DTYPES[precision],
         "autocast": "bfloat16" if autocast else "",
         "checkpointing": setup.checkpointing,
@@ -81,7 +84,7 @@ def _untraceable(setup: Setup, architecture: Mapping[str, Any]) -> str:
         return "a prefix is planned by formula"
     if setup.quantized not in (None, "nf4", "nf4-single") or setup.quantized_head or setup.keeps_inputs:
         return "these quantized matrices are planned by formula"
-    if setup.fp32_stream or setup.scores_bytes is not None or setup.looped_experts:
+    if (setup.scores_bytes is not None and setup.keeps_scores) or setup.looped_experts:
         return "another release's or trainer's code is planned by formula"
     if setup.fp8 or setup.quantized_gather or setup.quantized_reduce:
         return "8-bit products and exchanges are planned by formula"
@@ -121,22 +124,27 @@ def traced_memory(
     room: float = math.inf,
     lengths: Sequence[tuple[int, int]] = (),
     options: AllocatorOptions | None = None,
+    optimizer_states: bool = True,
 ) -> GpuMemory:
     """The GPU memory of a setup by its trace, replayed.
 
-    room: bytes for what torch allocates. lengths: (rows, tokens) of the micro batches to be replayed. The terms stay
-    those of the formulas.
+    room: bytes for what torch allocates. lengths: (rows, tokens) of the micro batches to be replayed. optimizer_states:
+    False up to the first step alone. The terms stay those of the formulas.
     """
-    formula = gpu_memory(setup, room=room)
+    formula = gpu_memory(setup, room=room, optimizer_states=optimizer_states)
     # Without room for the flat copy beside the weights it is made by way of the host.
     if not formula.peaks["flat"]:
         setup = setup.changed(flattens_on_gpu=False)
-    steps = list(actions(setup, model.recording, model.events, lengths))
+
+    def replayed(setup: Setup) -> list[Action]:
+        steps = actions(setup, model.recording, model.events, lengths)
+        return list(steps if optimizer_states else takewhile(lambda action: action.key != "step", steps))
+
+    steps = replayed(setup)
     unlimited = replay(steps, options=options)
     needed = unlimited.reserved
     if needed > SAFE * room:
-        without = setup.changed(flattens_on_gpu=False)
-        steps = list(actions(without, model.recording, model.events, lengths))
+        steps = replayed(setup.changed(flattens_on_gpu=False))
         needed = least_capacity(steps, replay(steps, options=options), options)
     return replace(
         formula,

@@ -32,6 +32,10 @@ class Engine(Protocol):
         export has; its values don't matter. `module`, unless the engine has put layers of its own into that."""
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer: torch's, or DeepSpeed's around it, which has that as its `optimizer`."""
+
+    @property
     def device(self) -> Any:
         """The torch.device that this rank computes on."""
 

@@ -263,6 +263,11 @@ class DeepSpeed(MicroSteps):
         self._looked_at_copies = False
         self._freezes = not all(weight.requires_grad for weight in self.module.parameters())
 
+    @property
+    def optimizer(self) -> Any:
+        """See Engine."""
+        return self._engine.optimizer
+
     def __call__(self, **batch: Any) -> Any:
         output = self._engine(**batch)
         if not self._looked_at_copies and torch.is_grad_enabled():

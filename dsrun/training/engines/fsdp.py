@@ -142,7 +142,7 @@ class Fsdp(MicroSteps):
         self.train, self.eval = model.train, model.eval
         parameters = model.named_parameters()
         self._trained = {name: weight for name, weight in parameters if weight.requires_grad}
-        self._optimizer = sharded_optimizer(job, self._trained.values())
+        self.optimizer = sharded_optimizer(job, self._trained.values())
         self._micro_steps, self._skipped = 0, 0
         self._norm: torch.Tensor | None = None
         self._given_last: bool | None = None
@@ -152,11 +152,11 @@ class Fsdp(MicroSteps):
         return self.module(**batch)
 
     def set_learning_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
 
     def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def backward(self, share: torch.Tensor) -> None:
         """FSDP averages over all ranks, which is undone by multiplying; micro-steps are summed.
@@ -191,10 +191,10 @@ class Fsdp(MicroSteps):
         if math.isfinite(float(norm)):
             if self._spec.grad_clip:
                 nn.utils.clip_grads_with_norm_(weights, self._spec.grad_clip, norm)
-            self._optimizer.step()
+            self.optimizer.step()
         else:  # one step would spoil every weight, and the optimizer's states
             self._skipped += 1
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
 
     def gradient_norm(self) -> torch.Tensor | None:
         return self._norm
@@ -255,7 +255,7 @@ class Fsdp(MicroSteps):
         """All tensors of a checkpoint, by their names in it."""
         tensors = self._weights()
         for name, weight in self._trained.items():
-            for key, state in self._optimizer.state[weight].items():
+            for key, state in self.optimizer.state[weight].items():
                 if isinstance(state, torch.Tensor):
                     tensors[f"{sharded_files.OPTIMIZER}{name}.{key}"] = state
         return {**tensors, sharded_files.STEP: torch.tensor(step)}
@@ -275,7 +275,7 @@ class Fsdp(MicroSteps):
                 tensors[path] = states.setdefault(name, {})[key] = self._state(self._trained[name], saved)
         sharded_files.load(folder, tensors)
         for name, state in states.items():
-            self._optimizer.state[self._trained[name]] = state
+            self.optimizer.state[self._trained[name]] = state
         return int(steps)
 
     def _weights(self) -> dict[str, torch.Tensor]:
@@ -287,7 +287,7 @@ class Fsdp(MicroSteps):
         """An empty state of a weight: of its shape and division, or one number (Adam's count)."""
         if saved.size == weight.shape:
             return torch.zeros_like(weight, dtype=saved.properties.dtype)
-        fused = self._optimizer.param_groups[0].get("fused")  # which counts on the device
+        fused = self.optimizer.param_groups[0].get("fused")  # which counts on the device
         device = weight.to_local().device if fused else "cpu"
         return torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
 

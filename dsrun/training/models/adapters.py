@@ -190,6 +190,17 @@ def targets(model: Any, wanted: str) -> Targets:
         raise DsrunError(what, where=TARGET, hint="Leave it out; `all` does.")
     if not named:
         raise DsrunError("names no layer", where=TARGET, hint="Leave it out for all of them.")
+    taken = {
+        name
+        for name in sorted({part for word in named for part in modules[word]})
+        if _experts_name(model, name)
+    }
+    if asked := sorted(taken & {*named}):
+        what = f"{', '.join(asked)}: PEFT takes the name for that of {type(model).__name__}'s experts"
+        raise DsrunError(
+            what, where=TARGET, hint="Leave it out; experts stands for all of the experts' matrices."
+        )
+    modules[formats.ALL] -= taken
     tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if tied and any(name in named for name in {*linear} - modules[formats.ALL]):
         what = "the output's weights are the embedding's, which LoRA would change, too"
@@ -197,6 +208,25 @@ def targets(model: Any, wanted: str) -> Targets:
     return Targets(
         *(sorted({part for word in named for part in parts[word]}) for parts in (modules, tensors))
     )
+
+
+def _experts_name(model: Any, name: str) -> bool:
+    """Whether PEFT puts LoRA on a mixture's experts where a layer's name is given, as transformers 4 meant it.
+
+    It then leaves out the layers that are called so, dense and shared experts' ones (_convert_peft_config_moe).
+    """
+    from peft import LoraConfig
+
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # PEFT before it knew transformers 5
+        return False
+    config = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # one of two matrices that lie in one tensor
+        return True
+    return name not in config.target_modules
 
 
 class ExpertLayer(NamedTuple):

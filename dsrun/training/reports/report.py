@@ -65,7 +65,7 @@ class Report:
         self.rank = rank
         self._seconds: list[float] = []
         self._resident: dict[str, int] = {}
-        self._phase = ""
+        self._phase, self._step = "", 0
         self._peak_of_loading: int | None = None
         self._state = rank_state.of(run_dir, rank)
         self.tracking: Tracking | None = None
@@ -80,6 +80,11 @@ class Report:
         self._phase = text
         self.event("phase", text=text)
 
+    @property
+    def doing(self) -> str:
+        """What this rank is doing, in words: "training, after step 3"."""
+        return f"{self._phase}, after step {self._step}" if self._step else self._phase
+
     def event(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl."""
         self._append(EVENTS, {"time": round(time.time(), 3), "event": kind, **fields})
@@ -91,6 +96,7 @@ class Report:
         """
         if "seconds" in fields:
             self._seconds.append(fields["seconds"])
+            self._step = int(fields.get("step", self._step))
         if self.tracking:
             self.tracking.metrics(fields)
         line = {"time": round(time.time(), 3), **fields}

@@ -185,6 +185,9 @@ def prepare(model: Any, request: Mapping[str, Any]) -> None:
         _quantize(model, dtype)
     if request["fp32_frozen"]:
         _widen(model)
+    if request["fp32_embedding"]:
+        model.get_input_embeddings().float()
+        model.tie_weights()
     if lora:
         add_lora(model, PeftOptions(method="lora", **{f"lora_{key}": value for key, value in lora.items()}))
         model.train()
@@ -244,6 +247,8 @@ def _marked(kind: Any, number: int, recorders: list[Any]) -> Any:
         if number == 0:
             _mark_gradient(recorder, (inputs, more), -1)
         recorder.mark("forward", number)
+        tensors = (tensor for tensor in tree_leaves((inputs, more)) if isinstance(tensor, torch.Tensor))
+        recorder.stream += [next(tensors).element_size()]
         output = kind.__call__(layer, *inputs, **more)
         recorder.mark("after", number)
         _mark_gradient(recorder, output, number)

@@ -80,6 +80,7 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
         "events": first.events,
         "marks": first.marks,
         "loss": request["loss"],
+        "stream": first.stream[: len(layers)],
         "sizes": [recorder.sizes for recorder in recorders],
     }
 

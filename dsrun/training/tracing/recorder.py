@@ -33,6 +33,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.events: list[int] = []
         self.sizes: list[int] = []
         self.marks: list[tuple[Any, ...]] = []
+        self.stream: list[int] = []
+        """Bytes of an element of each layer's input, in the order of their calls."""
         self._live: dict[int, int] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._known = {tensor.untyped_storage()._cdata for tensor in known}

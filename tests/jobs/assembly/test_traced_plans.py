@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from dsrun.jobs.assembly.checks import memory_check
 from dsrun.jobs.assembly.planning import recordings, search
-from dsrun.jobs.assembly.planning.traced import Tracer, retraced
+from dsrun.jobs.assembly.planning.traced import Tracer, rejudged, retraced
 from dsrun.planner.plan import FITS, OUT, Calibration, MemoryBudget, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import config_of, from_config
@@ -82,6 +84,29 @@ def test_a_plan_is_judged_by_its_trace(starts):
     assert starts[0][0] == sys.executable
     retraced(plans, room, Tracer(CONFIG, LORA))
     assert len(starts) == 1, "the second plan finds it in the cache"
+
+
+def test_finetune_and_preset_take_what_is_cached_and_make_nothing(starts, answered):
+    """They plan by formula until `plan` has made the recording."""
+    plans, room = plans_of(SETUP)
+    before, notes = retraced(plans, room, Tracer(CONFIG, LORA, makes=False))
+    assert (before.plans[0].gpu.traced, notes, starts) == (None, [], [])
+    retraced(plans, room, Tracer(CONFIG, LORA))
+    assert len(starts) == 1
+    job = memory_check.MemoryRequest(
+        architecture=CONFIG,
+        name="a model",
+        devices=[0],
+        precision="bf16",
+        seq_len=1024,
+        micro_batch=4,
+        grad_accum=1,
+    )
+    again = rejudged(plans.plans[0], room, job.tracer)
+    assert again.gpu.traced is not None and len(starts) == 1
+    assert again.gpu.allocated == retraced(plans, room, Tracer(CONFIG, LORA))[0].plans[0].gpu.allocated
+    corrected = replace(room, calibration=Calibration(moving=1.1))
+    assert rejudged(plans.plans[0], corrected, job.tracer) is plans.plans[0]
 
 
 def test_other_versions_are_traced_anew(starts, monkeypatch):

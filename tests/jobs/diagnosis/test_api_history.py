@@ -81,6 +81,78 @@ def test_direction_range_and_who_asks(error, frame, direction, next_has, environ
         assert "pip install -U" not in found.next_step
 
 
+def test_all_names_of_an_import_line_count():
+    frame = PACKAGE.format("somelib/core.py", "<module>").replace(
+        "work(x)", "from transformers import StaticCache, HybridCache, DynamicCache"
+    )
+    found = answer(f"{OWN}{frame}ImportError: cannot import name 'StaticCache' from 'transformers' (/x.py)")
+    assert "StaticCache` is in transformers since 4.38.0" in found.summary
+    assert "HybridCache (>=4.44.0" in found.summary
+    assert "transformers>=4.44.0" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("shown", "direction", "next_has"),
+    [
+        ("", "older", "'torch<=2.3.1'"),
+        ("torch==2.4.0\n", "older", "'torch<=2.3.1'"),
+        ("torch==2.3.0\n", "broken", "--force-reinstall"),
+    ],
+)
+def test_between_two_releases_that_were_read_the_side_that_works_is_advised(shown, direction, next_has):
+    error = "ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' (/x.py)"
+    found = answer(f"{shown}{OWN}{error}")
+    assert found.api["direction"] == direction
+    assert next_has in found.next_step
+    assert shown or "between 2.3.1 and 2.4.1" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("error", "never"),
+    [
+        # alike, and another thing
+        ("ImportError: cannot import name 'is_torch_onnx_dict_inputs_support_available' from 'transformers.utils' "
+         "(/x.py)", "took its place"),
+        # settings of another trainer
+        ("TypeError: OnlineDPOConfig.__init__() got an unexpected keyword argument 'dataset_num_proc'", "CPOConfig"),
+    ],
+)  # fmt: skip
+def test_what_is_merely_alike_did_not_take_its_place(error, never):
+    frame = PACKAGE.format("somelib/core.py", "f")
+    found = answer(f"{OWN}{frame}{error}")
+    assert found.api is not None
+    assert never not in f"{found.summary} {found.next_step}"
+
+
+def test_a_class_of_the_script_that_is_named_after_one_of_a_package():
+    error = "TypeError: OwnDPODataCollator.__init__() got an unexpected keyword argument 'max_target_length'"
+    found = answer(OWN + error)
+    assert found.api["name"] == "trl.trainer.utils.DPODataCollatorWithPadding"
+    assert found.api["direction"] == "older"
+    assert "By its name OwnDPODataCollator is made of that class" in found.summary
+    assert found.confidence == "medium"
+
+
+def test_an_attribute_of_a_class_that_several_packages_have():
+    frame = PACKAGE.format("accelerate/optimizer.py", "reset").replace(
+        "work(x)", "self.optimizer.reset_all()"
+    )
+    found = answer(f"{OWN}{frame}AttributeError: 'AdamW' object has no attribute 'reset_all'")
+    assert found.api is None
+    assert "accelerate's own code asks a `AdamW` for `reset_all`" in found.summary
+    assert "transformers" not in found.summary
+
+
+def test_settings_of_the_trainer_that_asks_in_the_place_of_the_general_ones():
+    frame = PACKAGE.format("trl/trainer/dpo_trainer.py", "__init__").replace(
+        "work(x)", "args.ref_adapter_name"
+    )
+    found = answer(
+        f"{OWN}{frame}AttributeError: 'TrainingArguments' object has no attribute 'ref_adapter_name'"
+    )
+    assert "Hand over a trl.DPOConfig in /home/u/train.py:7" in found.next_step
+
+
 def test_an_override_without_a_parameter_is_the_scripts_to_change():
     frame = PACKAGE.format("transformers/trainer.py", "training_step")
     found = answer(
@@ -88,6 +160,27 @@ def test_an_override_without_a_parameter_is_the_scripts_to_change():
     )
     assert "OwnTrainer.compute_loss overrides" in found.summary and "4.46.0" in found.summary
     assert "num_items_in_batch=None" in found.next_step
+
+
+def test_an_override_in_a_class_that_is_named_after_the_packages():
+    frame = PACKAGE.format("transformers/modeling_utils.py", "gradient_checkpointing_enable")
+    call = "OwnPreTrainedModel._set_gradient_checkpointing()"
+    found = answer(f"{OWN}{frame}TypeError: {call} got an unexpected keyword argument 'enable'")
+    assert "transformers hands the parameter `enable`" in found.summary and "since 4.35.0" in found.summary
+    assert "transformers<4.35.0" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("names", "direction"), [("AdamW, AnyToAnyPipeline", "newer"), ("AnyToAnyPipeline", "older")]
+)
+def test_names_before_the_one_that_is_missing_were_found(names, direction):
+    frame = PACKAGE.format("somelib/core.py", "<module>").replace(
+        "work(x)", f"from transformers import {names}"
+    )
+    found = answer(
+        f"{OWN}{frame}ImportError: cannot import name 'AnyToAnyPipeline' from 'transformers' (/x.py)"
+    )
+    assert found.api["direction"] == direction
 
 
 def test_an_override_that_takes_too_few():

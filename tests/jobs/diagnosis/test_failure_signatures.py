@@ -62,7 +62,7 @@ def test_each_says_what_to_do_in_both_languages():
         for text in (one.means, one.means_zh, one.next, one.next_zh, one.check, one.tell_apart):
             assert without_secrets(text) == text
         for text in (one.means, one.means_zh, one.next, one.next_zh):
-            assert set(re.findall(r"\{(\w+)\}", text)) <= groups | {"caller"}
+            assert set(re.findall(r"\{(\w+)\}", text)) <= groups | {"caller", "distribution"}
 
     each(ALL.values(), check, lambda one: one.id)
 

@@ -69,7 +69,8 @@ def test_code_and_data_are_no_failure():
     code = '  File "/home/u/train.py", line 3, in f\n    raise RuntimeError("No space left on device")\nKeyError: \'x\''
     assert answer(f"Traceback (most recent call last):\n{code}").cause == "script_error"
     record = '{"prompt": "what is this?", "text": "OSError: [Errno 28] No space left on device", "label": 1}'
-    assert answer(record).confidence == "low"
+    assert answer(record).cause is None
+    assert answer(record.replace("prompt", "id")).confidence == "low"
 
 
 def test_a_second_opinion_names_no_cause():
@@ -101,6 +102,6 @@ NEIGHBOURS = (
     ("pinned-memory", "gpu-oom"), ("loader-worker-killed", "loader-worker-segfault"),
     ("shm-semaphore-raised", "disk-full"), ("recorder-behind", "recorder-differs"), ("path-backslash", "path-not-set"),
     ("hub-name-unset", "hub-no-such-name"), ("reshape", "zero3-empty-shape"),
-    ("no-optimizer", "zero-offload-attribute"),
+    ("no-optimizer", "zero-offload-attribute"), ("triton-ops", "triton-missing"),
 )  # fmt: skip
 """Pairs whose wording is almost the same, and whose difference is a word that decides."""

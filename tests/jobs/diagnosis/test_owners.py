@@ -159,3 +159,36 @@ def test_the_words_of_a_library_in_a_scripts_own_check_are_no_sure_cause():
         + "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
     )
     assert answer(own).confidence != "high"
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "error", "says"),
+    [
+        ("verl/workers/actor.py", "self.engine.swap_out(names)",
+         "AttributeError: 'ownEngine' object has no attribute 'swap_out'", "verl's own code asks a `ownEngine`"),
+        ("unsloth/models/loader.py", "del model._kept_forward", "AttributeError: _kept_forward",
+         "unsloth 2025.3.4's own code asks for `_kept_forward`"),
+        ("accelerate/hooks.py", 'hook = module.__dict__["_first_hook"]', "KeyError: '_first_hook'",
+         "accelerate's own code reads the key '_first_hook'"),
+    ],
+)  # fmt: skip
+def test_what_a_packages_own_code_misses_is_that_releases_fault(file, code, error, says):
+    log = (
+        "Unsloth 2025.3.4 patched 8 layers.\n" + OWN.format("go()") + PACKAGE.format(file, "f", code) + error
+    )
+    found = answer(log)
+    assert found.cause == "version"
+    assert says in found.summary
+    assert "newer first" in found.next_step
+    assert found.confidence == ("low" if "KeyError" in error else "medium")
+    assert answer(log, {"LANG": "zh_CN.UTF-8"}.items()).summary != found.summary
+
+
+def test_a_value_of_pythons_own_type_in_the_place_of_an_object():
+    code = "ids = self.processor.image_token_id"
+    found = answer(
+        OWN.format("go()") + PACKAGE.format("transformers/data/own_collator.py", "f", code)
+        + "AttributeError: 'dict' object has no attribute 'image_token_id'"
+    )  # fmt: skip
+    assert "`self.processor` is a dict where transformers asks for its `.image_token_id`" in found.summary
+    assert "/home/u/train.py:7" in found.next_step

@@ -126,6 +126,33 @@ def test_the_rank_that_is_behind():
     assert verdict_on(text).first.rank == 2
 
 
+ENDED = (
+    "[2026-11-28 10:00:12,106] [ERROR] [launch.py:325:f] ['python', 'train.py', '--local_rank={last}'] "
+    "exits with return code = {code}"
+)
+CLOSED = "[rank{rank}]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:48000"
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "lost", "rank"),
+    [
+        (1, 1, [0], 1),  # the launcher looked at rank 0 first, which only lost its peer
+        (1, 3, [0], 1),
+        (1, -9, [1], 0),
+        (3, 3, [0, 1, 3], 2),
+        (3, 3, [0, 1], None),
+        (3, 3, [], None),  # its line has the last rank's command, whichever ended
+        (0, 3, [], 0),
+    ],
+)
+def test_deepspeeds_last_line_names_no_rank(last, code, lost, rank):
+    """The first is the one that wrote nothing, where each of the others had lost its peer."""
+    text = "\n".join([*(CLOSED.format(rank=one) for one in lost), ENDED.format(last=last, code=code)])
+    found = verdict_on(text)
+    assert found.first.rank == rank
+    assert found.cause == {1: None, 3: "exited", -9: "killed"}[code]
+
+
 def test_a_kill_after_a_failure_is_clean_up():
     killed = "['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = -9"
     assert verdict_on(killed).cause == "killed"

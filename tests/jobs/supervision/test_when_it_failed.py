@@ -11,7 +11,7 @@ import pytest
 
 from dsrun import versions
 from dsrun.cluster import extensions
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.job import run_folder
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
@@ -51,6 +51,53 @@ def test_a_limit_of_the_users_own_is_named(installed):
 @pytest.mark.parametrize("cause", ["gpu_oom", None])
 def test_nothing_is_said_of_limits_where_nobody_waited(cause):
     assert limit(cause) == ""
+
+
+OUT = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 512.00 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch."
+)
+
+
+@pytest.mark.parametrize(("changes", "words"), [("Take less.", "Take less."), ("", "dsrun diagnose")])
+def test_memory_that_ran_out_is_told_with_the_changes_that_fit(
+    make_job, tmp_path, monkeypatch, changes, words
+):
+    """Beside who had it: the rank's own record, and the plan's terms in job.json."""
+    job = make_job(tmp_path / "run")
+    job = replace(job, accelerator="cuda", prediction={"gpu_terms": {"logits": 3.4 * 2**30}})
+    run_dir = Path(job.run_dir)
+    (run_dir / "state").mkdir(parents=True)
+    job.write()
+    owned = {"owner": "logits", "gib": 9.1, "planned_gib": None, "parts": [{"name": "lm_head", "gib": 9.1}]}
+    record = {
+        "place": "gpu", "rank": 0, "device": 0, "when": "evaluating", "failed_in": "lm_head", "owners": [owned],
+        "reserved_gib": 78.0, "free_gib": 0.5, "total_gib": 79.1, "holes_gib": 0.1, "largest_hole_gib": 0.1,
+    }  # fmt: skip
+    (run_dir / "state/memory-0.json").write_text(json.dumps(record))
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs/rank-0.log").write_text(f"{OUT}\n")
+
+    class Fails:
+        def __init__(self, *args, **more):
+            pass
+
+        def run(self):
+            raise JobFailedError([Problem("rank 0 failed first: out of memory")], 1, 0)
+
+    monkeypatch.setattr(run, "Coordinator", Fails)
+    monkeypatch.setattr(run.run_logs, "log_sizes", lambda run_dir: {})
+    sizes = []
+    with pytest.raises(JobFailedError) as caught:
+        run.run_ranks(
+            job, {}, lambda line: None, nullcontext(lambda: False), options=RunOptions(check=False),
+            way_out=lambda job, numbers: sizes.append(numbers["total"]) or changes,
+        )  # fmt: skip
+    hint = caught.value.problems[0].hint
+    assert "Planned 3.40 GiB, is 9.10 GiB: logits. It failed here: evaluating, in lm_head." in hint
+    assert words in hint
+    assert sizes == [79.11]
+    assert caught.value.diagnosis["memory"]["owners"][0]["planned_gib"] == pytest.approx(3.4)
 
 
 def test_a_build_that_fails_names_what_does_without(make_job, tmp_path, monkeypatch):

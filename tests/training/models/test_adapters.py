@@ -374,6 +374,26 @@ def test_without_the_word_attention_alone_gets_it_and_that_is_said():
     assert ":" not in trained_share(trained(llama()), "lora")
 
 
+def test_names_that_peft_takes_for_the_experts():
+    """Shared experts' and dense layers' matrices have names that stood for the experts' in transformers 4."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    config = AutoConfig.for_model("deepseek_v3", **{**LLAMA, **sizes, "pad_token_id": 0})
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(
+        DsrunError, match="down_proj: PEFT takes the name for that of DeepseekV3ForCausalLM's experts"
+    ):
+        adapters.targets(model, "o_proj,down_proj")
+    assert adapters.targets(model, "all,experts").parameters == TENSORS
+    names = {name.split(".lora_")[0] for name in own(trained(model))}
+    assert names and all(".self_attn." in name for name in names)
+
+
 @pytest.mark.parametrize("name", ["gate", "mlp.gate", "all,gate"])
 def test_routers_are_trained_by_their_name_alone(name):
     assert adapters.targets(mixture("mixtral"), name).parameters == ["mlp.gate.weight"]

@@ -13,7 +13,7 @@ from dsrun.job.job import FsdpSpec, Job
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.assembly.checks import kernels, optimizers
-from dsrun.jobs.assembly.planning import search, setups, words
+from dsrun.jobs.assembly.planning import search, setups, traced, words
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
@@ -70,6 +70,11 @@ class MemoryRequest:
             return judge(preset, setup, room)
         shares = len(self.devices) // self.parallel.group
         return judge_divided(preset, setup, room, Layout(shares, stage=setup.stage, **asdict(self.parallel)))
+
+    @property
+    def tracer(self) -> traced.Tracer:
+        """The traces of the model that are in the cache."""
+        return traced.tracer_for(self, self.peft, makes=False)
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
         """The free memory of its devices."""
@@ -135,10 +140,11 @@ def planned(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    return search.answer(
+    plans = search.answer(
         base, where, request.presets(base, room),
         recomputed=recomputed, batches=batches, overrides=overrides, never=request.never(machine),
     )  # fmt: skip
+    return traced.retraced(plans, room, request.tracer)[0] if request.parallel.alone else plans
 
 
 def check(
@@ -147,7 +153,7 @@ def check(
     preset: str,
     machine: Machine,
     fsdp: FsdpSpec | None = None,
-) -> tuple[Plan, dict[str, float | str]] | None:
+) -> tuple[Plan, dict[str, Any]] | None:
     """The plan of a finished config, or of FSDP, on these devices, as much as they have free now, and the prediction.
 
     The prediction, for the run's record, is of the plain model: what earlier runs have taught is in the plan alone.
@@ -161,9 +167,10 @@ def check(
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
     plain = request.judged(preset, setup, replace(room, calibration=Calibration()))
-    return request.judged(preset, setup, room), prediction(
-        plain, plan_target.device_name(machine, request.devices)
-    )
+    plan = request.judged(preset, setup, room)
+    if request.parallel.alone:
+        plan = traced.rejudged(plan, room, request.tracer)
+    return plan, prediction(plain, plan_target.device_name(machine, request.devices))
 
 
 def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine) -> dict[str, Size]:
@@ -255,8 +262,8 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
 def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     """The shortest list of changes with which a fine-tune fits that ran out of GPU memory.
 
-    numbers: GiB, as the line says them (jobs.diagnosis.memory_text). None where the line, or what is known of the
-    network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
+    numbers: GiB, as the line says them (jobs.diagnosis.memory.memory_text). None where the line, or what is known of
+    the network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
     cards are made smaller by as much.
     """
     if "total" not in numbers or job.accelerator != "cuda":
@@ -274,6 +281,12 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     return _changes(checked[0], machine, request)
 
 
+def way_out(job: Job, numbers: Mapping[str, float]) -> str:
+    """The same list in words; empty where there is none."""
+    changes = changes_after_oom(job, numbers)
+    return words.advice_text(changes) if changes else ""
+
+
 def _cards(job: Job, free_gib: float) -> Machine:
     """A machine with a card for each rank of a job, and so much free on each; host memory isn't judged."""
     size, capability = int(free_gib * 2**30), (8, 0) if job.precision == "bf16" else (7, 0)
@@ -281,9 +294,9 @@ def _cards(job: Job, free_gib: float) -> Machine:
     return Machine("cuda", tuple(cards), 1, "")
 
 
-def prediction(plan: Plan, device: str) -> dict[str, float | str]:
+def prediction(plan: Plan, device: str) -> dict[str, Any]:
     """The numbers that the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran
-    on."""
+    on. Of both memories also each term's bytes, to be held against what runs out."""
     return {
         "device": device,
         "gpu_held_bytes": plan.gpu.held,
@@ -291,4 +304,10 @@ def prediction(plan: Plan, device: str) -> dict[str, float | str]:
         "gpu_reserved_bytes": plan.gpu.reserved,
         "host_bytes": plan.host.peak,
         "step_seconds": plan.speed.seconds_per_step,
+        "gpu_terms": _rounded(plan.gpu.terms),
+        "host_terms": _rounded(plan.host.terms),
     }
+
+
+def _rounded(terms: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(size) for name, size in terms.items() if size >= 1}

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
@@ -319,8 +320,10 @@ def config_options(requested: Requested, strategy: Strategy) -> Options:
     ranks, nodes = node_shape(requested.hosts) if requested.hosts else (1, 1)
     origins = {name: str(origin) for name, origin in requested.resolved.origins.items()}
     options, shape = requested.options, requested.shape
+    # A rank may start in another folder than the command.
+    nvme = None if options.nvme_path is None else str(Path(options.nvme_path).absolute())
     return select(
-        Options, options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
+        Options, options, nvme_path=nvme, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
         largest_parameter=shape.largest if shape else None, own_schedule=options.lr_schedule != CONFIG,
         group=requested.parallel.group, overrides=(*texts_for_config(options), *strategy.overrides),
     )  # fmt: skip

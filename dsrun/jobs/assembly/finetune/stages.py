@@ -146,7 +146,7 @@ class WithConfig(Generic[S]):
     optimizer_params: dict[str, Any]
     fsdp: FsdpSpec | None = None
     """None where DeepSpeed trains it."""
-    prediction: dict[str, float | str] | None = None
+    prediction: dict[str, Any] | None = None
     """The planner's prediction; None where there is none."""
 
 

@@ -42,7 +42,8 @@ def key_of(request: Mapping[str, Any]) -> str:
 def _own_code() -> str:
     """A name for dsrun's own code that makes recordings: once it is changed, old entries of the cache aren't found."""
     digest = hashlib.sha256()
-    for path in sorted((Path(dsrun.__file__).parent / "training" / "tracing").glob("*.py")):
+    training = Path(dsrun.__file__).parent / "training"
+    for path in (*sorted((training / "tracing").glob("*.py")), training / "models" / "adapters.py"):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

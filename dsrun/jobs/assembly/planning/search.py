@@ -217,6 +217,10 @@ def first_choice(
         to_plan = replace(to_plan, activation_checkpointing=own_way)
     base = base_setup(fault.shape, where.room, to_plan, precision)
     ranked = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
+    if to_plan.trace:
+        from dsrun.jobs.assembly.planning import traced
+
+        ranked, _ = traced.retraced(ranked, where.room, traced.tracer_for(fault, to_plan, makes=False))
     best, why = best_of(ranked)
     planned = replace(
         built,

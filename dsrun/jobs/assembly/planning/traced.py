@@ -1,7 +1,8 @@
 """Plans judged again by a trace of the model: recordings are made in a process of its own, once, and cached.
 
 The formulas find the plans, in milliseconds; a trace says what the best of them need. Where there is none (transformers
-isn't installed, the model is none of its own, the time is over), the formulas stay.
+isn't installed, the model is none of its own, the time is over), the formulas stay. `plan` makes recordings; `finetune`
+and `preset` take those that are in the cache.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.planning.recordings import TIME_LIMIT_S, cached, key_of, record
@@ -25,7 +26,6 @@ from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
-    from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.options.table import PeftOptions
     from dsrun.planner.setup import Setup
 
@@ -45,6 +45,8 @@ class Tracer:
     lora: Mapping[str, Any]
     percentiles: Sequence[int] = ()
     """Lengths of the file's rows, for batches that are padded (SequenceLengths); empty: all are as long as may be."""
+    makes: bool = True
+    """Whether recordings that the cache lacks are made, which takes seconds."""
     reasons: list[str] = field(default_factory=list)
     """Why some setups have none."""
     _models: dict[str, TracedModel | None] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Tracer:
             key = key_of(request)
             if key not in self._models and not self._take(key, request, cached(key)):
                 missing[key] = request
-        if missing:
+        if missing and self.makes:
             self._make(missing)
 
     def _request(self, setup: Setup) -> dict[str, Any]:
@@ -116,12 +118,25 @@ class Tracer:
             self.reasons.append(reason)
 
 
+class Traceable(Protocol):
+    """What is planned: a model's config, name, and folder where it has one."""
+
+    @property
+    def architecture(self) -> Mapping[str, Any]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> Path | None: ...
+
+
 def tracer_for(
-    subject: PlanSubject,
+    subject: Traceable,
     peft: PeftOptions,
     lengths: SequenceLengths | None = None,
+    *,
+    makes: bool = True,
 ) -> Tracer:
-    """The tracer of a model. lengths: those of the examples, where they were measured."""
+    """The tracer of a model. lengths: those of the examples, where they were measured. makes: see Tracer."""
     architecture = dict(subject.architecture)
     if architecture.get("model_type") == chatglm.MODEL_TYPE:
         try:
@@ -129,7 +144,18 @@ def tracer_for(
         except DsrunError:
             architecture = {}
     lora = {"rank": peft.lora_rank, "target": peft.lora_target, "dropout": peft.lora_dropout}
-    return Tracer(architecture, lora, lengths.percentiles if lengths else ())
+    return Tracer(architecture, lora, lengths.percentiles if lengths else (), makes)
+
+
+def rejudged(plan: Plan, budget: MemoryBudget, tracer: Tracer) -> Plan:
+    """A plan, judged by a trace where there is one.
+
+    It stays for ranks on CPUs, and where this machine's own runs have corrected the formulas.
+    """
+    if budget.accelerator != "cuda" or budget.calibration != Calibration():
+        return plan
+    memory = tracer.memory(plan.setup, budget)
+    return plan if memory is None else judge(plan.preset, plan.setup, budget, plan.speed, traced=memory)
 
 
 def retraced(plans: RankedPlans, budget: MemoryBudget, tracer: Tracer) -> tuple[RankedPlans, list[str]]:
@@ -146,9 +172,7 @@ def retraced(plans: RankedPlans, budget: MemoryBudget, tracer: Tracer) -> tuple[
         plan = next((plan for plan in judged[:MOST_TRACED] if plan.preset not in traced), None)
         if plan is None:
             break
-        memory = tracer.memory(plan.setup, budget)
-        again = plan if memory is None else judge(plan.preset, plan.setup, budget, plan.speed, traced=memory)
-        traced[plan.preset] = again
+        traced[plan.preset] = again = rejudged(plan, budget, tracer)
         judged = ranked([again if other is plan else other for other in judged])
     return replace(plans, plans=judged), [*_notes(judged, budget, tracer), *_failures(tracer)]
 

@@ -71,6 +71,10 @@ SHORTEST_GAP = 5
 """Releases without a name, between others with it, from which it counts as gone."""
 SETTINGS = ("Config", "Arguments")
 """Ends of the names of classes of settings."""
+OF_TRAINER = ("TrainingArguments",)
+"""The settings of transformers' Trainer, whose name has no stem."""
+SAME_WORDS = "it has the same words"
+"""How a record begins to say that a new name is taken for the old one by its words alone."""
 SHORTEST_STEM = 8
 """Letters of a class's name that make it the stem of a longer one, as DPOTrainer is of _UnslothDPOTrainer."""
 PLACES = (
@@ -85,6 +89,13 @@ PLACES = (
     "bitsandbytes",
 )
 """Packages whose exported names are looked through for a class that a message names without its module."""
+MODULES_OF_BASES = ("trl", "trl.trainer.utils", "transformers", "peft")
+"""Modules of classes that scripts derive their own from."""
+WORDS_OF_BASE = 3
+"""Words that a user's class shares with the class that it is named after."""
+NAMESPACES = {"torch": ("torch.optim", "torch.nn"), "bitsandbytes": ("bitsandbytes.optim", "bitsandbytes.nn")}
+"""Modules of a package in which its users find classes of one kind."""
+IMPORT_LINE = re.compile(r"^from [\w.]{1,200} import \(?(?P<names>[\w, ()\\]{1,400})$")
 NEWER, OLDER, NEVER, BROKEN = "newer", "older", "never", "broken"
 """The release that is needed, beside the one installed: a newer, an older; no release has the name; every release has
 it, so that the installed files are at fault."""
@@ -107,7 +118,20 @@ class ApiFinding:
     gone: str = ""
     """The first release without it."""
     last: str = ""
+    """The last release that has it."""
+    came_between: bool = False
+    """Whether releases that were not read lie before the first that has it: it may be older."""
+    gone_between: bool = False
+    """Whether releases that were not read lie between the last with it and the first without."""
+    beside: tuple[str, ...] = ()
+    """Other names of the same import line that fewer releases have, each with these releases."""
+    all_of_line: str = ""
+    """The releases that have all names of the import line, as pip takes them; empty where that is those of this one."""
+    base_of: str = ""
+    """The user's class whose base this is likely to be, by its name."""
     instead: str = ""
+    instead_is_said: bool = False
+    """Whether a deprecation, a decorator or where its definition lies says what to take, and not its name's words."""
     near: tuple[str, ...] = ()
     installed: str = ""
     """The installed release, as the log shows it; empty where it doesn't."""
@@ -127,9 +151,20 @@ class ApiFinding:
     @property
     def requirement(self) -> str:
         """The releases that have it, as pip takes them."""
-        parts = [f">={self.first}"] if self.first else []
-        parts += [f"<{self.gone}"] if self.gone else []
-        return f"{self.package}{','.join(parts)}"
+        if self.all_of_line:
+            return f"{self.package}{self.all_of_line}"
+        return f"{self.package}{_bounds(self.first, self.last, self.gone, self.gone_between)}"
+
+
+def _bounds(first: str, last: str, gone: str, gone_between: bool) -> str:
+    """Releases as pip takes them; of those that were read, the side that is known to work."""
+    until = f"<={last}" if gone_between else f"<{gone}"
+    return ",".join([f">={first}"] * bool(first) + [until] * bool(gone))
+
+
+def _bounds_of(record: NameRecord) -> str:
+    first = "" if record.from_the_start else record.first
+    return _bounds(first, record.last, record.next, record.gone_between)
 
 
 @dataclass(frozen=True)
@@ -142,6 +177,7 @@ class _Asked:
     parameter: str = ""
     is_sure: bool = True
     overridden: str = ""
+    base_of: str = ""
     given: int = 0
     """Positional arguments that were handed over, without self."""
 
@@ -159,9 +195,12 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
 
     installed = releases_in(lines, [record.package.name]).get(record.package.name, "")
     record = _before_gap(record) if not installed else record
-    direction = _direction(record, installed, _possible(record, asked))
+    whole, beside, there = _with_whole_line(record, asked, raised)
+    direction = _direction(whole, installed, _possible(record, asked) & there)
     if not direction or (record.unread and not record.releases):
         return None
+    if direction == NEVER and asked.kind == "attribute" and not _is_of_raiser(asked.path, raised):
+        return None  # a class of that name, and not surely this one
     caller = _caller(raised)
     user = raised.user_frame
     own = caller is None or caller.owner == USER
@@ -174,7 +213,13 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         first="" if record.from_the_start else record.first,
         gone=record.next,
         last=record.last,
+        came_between=record.came_between,
+        gone_between=record.gone_between,
+        beside=beside,
+        all_of_line=_bounds_of(whole) if beside else "",
+        base_of=asked.base_of,
         instead=record.instead or _taken_over(asked, record, caller),
+        instead_is_said=bool(record.because) and not record.because.startswith(SAME_WORDS),
         near=record.near,
         installed=installed,
         caller="" if own or caller is None else caller.package,
@@ -195,6 +240,48 @@ def _before_gap(record: NameRecord) -> NameRecord:
         return record
     start = (record.releases & -record.releases).bit_length() - 1
     return replace(record, releases=record.releases & ((1 << start + gap.start()) - 1))
+
+
+def _with_whole_line(
+    record: NameRecord, asked: _Asked, raised: RaisedException
+) -> tuple[NameRecord, tuple[str, ...], int]:
+    """The record with the releases that have all names of the line which imports this one, those of them by which the
+    releases are fewer, and the releases that may be installed: Python found the names before this one."""
+    there = record.package.every
+    frame = raised.raiser
+    hit = IMPORT_LINE.match(frame.code) if frame and record.releases and asked.kind == "name" else None
+    names = [name.split(" as ")[0].strip(" ()\\") for name in hit["names"].split(",")] if hit else []
+    if asked.name not in names:
+        return record, (), there
+    releases, beside = record.releases, []
+    module = asked.path.rpartition(".")[0]
+    for place, name in enumerate(names):
+        other = _record(_Asked("name", f"{module}.{name}", name)) if name.isidentifier() else None
+        if other is None or not other.releases:
+            continue
+        if place < names.index(asked.name):
+            there &= other.releases
+        if releases & other.releases not in (0, releases):
+            releases &= other.releases
+            beside.append(f"{name} ({_bounds_of(other)})")
+    return replace(record, releases=releases), tuple(beside), there or record.package.every
+
+
+def _is_of_raiser(path: str, raised: RaisedException) -> bool:
+    """Whether a class is of the package whose code asks, or is known to that package's data; a user's own line may ask
+    any."""
+    from dsrun.releases import packed
+
+    frame = raised.raiser
+    if frame is None or frame.owner == USER:
+        return True
+    holder = path.rpartition(".")[0]
+    top, name = holder.partition(".")[0], holder.rpartition(".")[2]
+    package = packed.package_of(frame.package) if frame.package else None
+    if frame.package == top or package is None:
+        return frame.package == top or len(_homes(name)) == 1
+    used = (line.partition("\t")[0] for line in package.section("uses").splitlines())
+    return any(line.startswith(f"{top}.") and line.rpartition(".")[2] == name for line in used)
 
 
 def _package_name(path: str) -> str:
@@ -279,7 +366,10 @@ def _side(record: NameRecord, installed: str) -> str:
         return ""
     bit = 1 << below[-1]
     if record.releases & bit:
-        return BROKEN
+        # Between two that were read, of which the next one lacks it: what is installed lacks it already.
+        following = bit << 1 & record.package.every
+        is_between = record.package.has_gaps and here != known[below[-1]]
+        return OLDER if is_between and following and not following & record.releases else BROKEN
     return NEWER if bit < record.releases & -record.releases else OLDER
 
 
@@ -348,9 +438,32 @@ def _parameter(call: str, parameter: str, raised: RaisedException) -> Iterator[_
     method = "" if function == "__init__" else f".{function}"
     for path in _classes(outer[-1], raised):
         is_sure = path.endswith(f".{outer[-1]}")
-        yield _Asked("parameter", f"{path}{method}", parameter, parameter, is_sure)
+        # A class of another name that is made of the package's, and which the package itself calls, has a method of its
+        # own in the place of that one.
+        calls_it = raised.raiser is not None and raised.raiser.package == path.partition(".")[0]
+        overridden = call if method and not is_sure and calls_it else ""
+        yield _Asked("parameter", f"{path}{method}", parameter, parameter, is_sure, overridden=overridden)
     if method and (path := _overridden(function, parameter, raised)):
         yield _Asked("parameter", path, parameter, parameter, overridden=call)
+    if not method and (path := _likely_base(outer[-1], parameter)):
+        yield _Asked("parameter", path, parameter, parameter, is_sure=False, base_of=outer[-1])
+
+
+def _likely_base(name: str, parameter: str) -> str:
+    """The class of a package that a user's class is named after, and that took this parameter until it left; empty for
+    none."""
+    from dsrun.releases import packed
+    from dsrun.releases.lookup import has_words_of, look_up
+
+    for module in MODULES_OF_BASES:
+        entry = packed.package(module.partition(".")[0]).module(module)
+        for one in entry.of("") if entry else ():
+            record = None
+            if one.kind in ("c", "d") and has_words_of(name, one.text, WORDS_OF_BASE):
+                record = look_up(f"{module}.{one.text}", parameter)
+            if record and record.releases and record.next:
+                return f"{module}.{one.text}"
+    return ""
 
 
 def _positional(call: str, given: int, raised: RaisedException) -> Iterator[_Asked]:
@@ -394,15 +507,20 @@ def _classes(name: str, raised: RaisedException) -> Iterator[str]:
 def home_of(name: str) -> str:
     """The package that exports a name, of those that trainers import only if they are there; empty for none or
     several."""
+    homes = _homes(name)
+    return homes[0] if len(homes) == 1 else ""
+
+
+def _homes(name: str) -> list[str]:
+    """The packages that export a name, in themselves or in one of NAMESPACES."""
     from dsrun.releases import packed
 
-    homes = []
-    for top in PLACES:
-        package = packed.package(top)
-        entry = package.module(top)
-        if entry and next(entry.of("", name), None):
-            homes.append(top)
-    return homes[0] if len(homes) == 1 else ""
+    return [
+        top
+        for top in PLACES
+        for module in (top, *NAMESPACES.get(top, ()))
+        if (entry := packed.package(top).module(module)) and next(entry.of("", name), None)
+    ]
 
 
 def _overridden(method: str, parameter: str, raised: RaisedException) -> str:
@@ -433,16 +551,20 @@ def _taken_over(asked: _Asked, record: NameRecord, caller: Frame | None) -> str:
     top = caller.package if caller and not record.releases else holder.partition(".")[0]
     package = packed.package_of(top) if top else None
     entry = package.module(top) if package else None
-    stem = holder.rpartition(".")[2].removesuffix("Trainer")
-    names = sorted(
-        {one.text for one in entry.of("") if one.text.endswith(SETTINGS)} if entry else (),
-        key=lambda name: (not name.startswith(stem), name),
-    )
-    if package is None:
+    if package is None or entry is None:
         return ""
-    # Where the parameter went as it left, or what has the attribute now.
+    names = sorted({one.text for one in entry.of("") if one.text.endswith(SETTINGS)})
+    if asked.kind == "parameter":  # a trainer's own settings alone
+        stem = holder.rpartition(".")[2].removesuffix("Trainer")
+        names = [
+            name for name in names if name.removesuffix("Config") == stem or (not stem and name in OF_TRAINER)
+        ]
+    elif caller:  # those of the trainer whose file asks
+        stem = re.split(r"[\\/]", caller.file)[-1].partition("_trainer")[0].replace("_", "")
+        names = [name for name in names if name.removesuffix("Config").lower() == stem]
+    # Where the parameter went as it left, or what has the attribute in a release that asks for it.
     left = record.releases and record.next
-    asked_of = 1 << (record.releases.bit_length() if left else len(package.releases) - 1)
+    asked_of = 1 << record.releases.bit_length() if left else package.every
     for name in names:
         if f"{top}.{name}" != holder and look_up(f"{top}.{name}", asked.name).releases & asked_of:
             return f"{top}.{name}({asked.name}=)" if asked.kind == "parameter" else f"{top}.{name}"
@@ -490,12 +612,15 @@ def _means(found: ApiFinding) -> str:
         asks = f" {found.caller} calls it without." if found.caller else ""
         return f"{what} is there, and required, since {found.package} {found.gone}.{asks}{here}"
     span = f"{found.first} to {found.last}" if found.first else f"up to {found.last}"
-    asks = f" {found.caller} asks for it." if found.caller else ""
+    caller = "The" + REMOTE_CODE[3:] if found.caller == REMOTE_CODE else found.caller
+    asks = f" {caller} asks for it." if caller else ""
     if found.overridden:
         asks = f" {found.overridden} overrides that method without it."
+    since = f"since {found.first}{' (or a release just before it)' if found.came_between else ''}"
+    left = f"between {found.last} and {found.gone}" if found.gone_between else f"in {found.gone}"
     because = {
-        NEWER: f"{what} is in {found.package} since {found.first} only, and the installed one is older.",
-        OLDER: f"{what} left {found.package} in {found.gone} (it was there {span}).",
+        NEWER: f"{what} is in {found.package} {since} only, and the installed one is older.",
+        OLDER: f"{what} left {found.package} {left} (it was there {span}).",
         NEVER: f"No release of {found.package} that is known has {_what(found)}.",
         BROKEN: f"{what} is in {_every(found)}: the installed files aren't those of one whole release, or another "
         "file or folder of that name is found first.",
@@ -503,6 +628,10 @@ def _means(found: ApiFinding) -> str:
     if found.overridden and found.direction in (NEWER, BROKEN):
         since = f" since {found.first}" if found.first else ""
         because = f"{found.package} hands {_what(found)} to it{since}."
+    if found.beside:
+        because += f" The same line also imports {', '.join(found.beside)}."
+    if found.base_of:
+        asks = f" By its name {found.base_of} is made of that class."
     near = f" Names like it: {', '.join(found.near)}." if found.near else ""
     return f"{because}{asks}{near}{here}"
 
@@ -529,9 +658,10 @@ def _next(found: ApiFinding) -> str:
         )
     install = f"`pip install '{found.requirement}'`"
     by_caller = _by_caller(found)
+    place = f" in {found.place}" if found.place else ""
     if found.instead and found.is_own and found.direction == OLDER:
-        place = f" in {found.place}" if found.place else ""
-        return f"Use {found.instead} instead{place}, or {install}."
+        use = f"{found.instead} instead{place}"
+        return f"Use {use}, or {install}." if found.instead_is_said else f"{install}, or take {use}."
     instead = f"; {found.instead} took its place" if found.instead else ""
     return f"{install}{by_caller}{instead}."
 
@@ -592,12 +722,24 @@ def _means_zh(found: ApiFinding) -> str:
         return f"{what} 自 {found.package} {found.gone} 起成为必需的参数，而调用方没有给出。{here}"
     asks = f"{found.caller} 用到它。" if found.caller else ""
     asks = f"{found.overridden} 重写了该方法，却没有这个参数。" if found.overridden else asks
+    since = (
+        f"最晚自 {found.package} {found.first} 起"
+        if found.came_between
+        else f"自 {found.package} {found.first} 起"
+    )
+    left = (
+        f"在 {found.package} {found.last} 与 {found.gone} 之间"
+        if found.gone_between
+        else f"在 {found.package} {found.gone} 中"
+    )
     because = {
-        NEWER: f"{what} 自 {found.package} {found.first} 起才有，而安装的版本更旧。",
-        OLDER: f"{what} 在 {found.package} {found.gone} 中已移除（{span} 有）。",
+        NEWER: f"{what} {since}才有，而安装的版本更旧。",
+        OLDER: f"{what} {left}已移除（{span} 有）。",
         NEVER: f"已知的 {found.package} 版本都没有 {what}。",
         BROKEN: f"{found.package} 的相应版本都有 {what}：安装的文件不完整，或被同名文件、目录遮住。",
     }[found.direction]
+    because += f"同一行还导入 {'、'.join(found.beside)}。" if found.beside else ""
+    asks = f"{found.base_of} 看名字是由它派生的。" if found.base_of else asks
     near = f"相近的名字：{'、'.join(found.near)}。" if found.near else ""
     return f"{because}{asks}{near}{here}"
 
@@ -613,7 +755,7 @@ def _next_zh(found: ApiFinding) -> str:
     if found.direction == BROKEN:
         reinstall = f"`pip install --force-reinstall --no-deps {found.package}`"
         return f"检查 {found.package} 的路径是否被自己的同名文件遮住；否则重装：{reinstall}。"
-    instead = f"改用 {found.instead}，或" if found.instead else ""
+    instead = f"改用 {found.instead}，或" if found.instead_is_said else ""
     other = f"；或换一个与之配套的 {found.caller} 版本" if found.caller else ""
     return f"{instead}`pip install '{found.requirement}'`{other}。"
 

@@ -96,8 +96,9 @@ MEANINGS = {
     ),
     "JSONDecodeError": TypeMeaning(
         "data", "A file that should be JSON isn't.", "应为 JSON 的文件不是 JSON。",
-        "Check the file at the line and column that the message names (`python -m json.tool FILE`).",
-        "按消息给出的行列检查文件（`python -m json.tool FILE`）。", True,
+        "Check the file at the line and column that the message names (`python -m json.tool FILE`; of a file of "
+        "records by lines `jq -c . FILE`).",
+        "按消息给出的行列检查文件（`python -m json.tool FILE`；按行存放的用 `jq -c . FILE`）。", True,
     ),
     "ScannerError": BAD_SETTINGS,
     "TOMLDecodeError": BAD_SETTINGS,

@@ -7,11 +7,14 @@ exception is a value that it doesn't expect, or a fault of that release.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsrun.host.hiding import without_secrets
 from dsrun.jobs.diagnosis.exceptions import api_history
 from dsrun.jobs.diagnosis.exceptions.assertions import Assertion, assertion
+from dsrun.jobs.diagnosis.exceptions.log_versions import releases_in
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.owners import LIBRARY, TRAINER, USER
 from dsrun.jobs.diagnosis.reading.tracebacks import Frame, RaisedException
 
@@ -27,6 +30,10 @@ UNBOUND = re.compile(
 )
 PLAIN_KEY = re.compile(r"^(?:['\"](?P<name>[^'\"\n]{0,80})['\"]|-?\d{1,12}|\([^\n]{0,80}\))\s*$")
 """The message of a KeyError that is the key itself; a longer text is a library's own message."""
+BARE_NAME = re.compile(r"^(?P<name>[A-Za-z_]\w{2,80})$")
+"""The message of an AttributeError that is the name alone, as torch's modules raise it where one is deleted."""
+PLAIN_TYPES = ("str", "int", "float", "bool", "bytes", "dict", "list", "tuple", "set")
+"""Python's own types: an object of these where a package asks for an attribute is a value that it was handed."""
 DATA_FILE = re.compile(r"(?i)data|preprocess|collat|template|conversation|token|sample|example")
 """Names of files and functions that read training data."""
 RECEIVER = r"(?P<what>[A-Za-z_][\w.]{0,80}(?:\[[^\]\n]{0,40}\]|\(\)){0,2})"
@@ -42,11 +49,13 @@ class Told(NamedTuple):
     next_zh: str
     cause: str = ""
     """The class of failures; empty for that of the exception's type."""
+    confidence: str = "medium"
+    """The least confidence in it."""
 
 
-def told(raised: RaisedException) -> Told | None:
+def told(raised: RaisedException, lines: Sequence[PeeledLine] = ()) -> Told | None:
     """An exception that Python raised at an expression, in words; None for others, and where no frame tells whose it
-    is."""
+    is. lines: the log's, which may show the releases of packages."""
     frame = raised.raiser
     if frame and (asserted := assertion(raised)):
         return _of_assertion(asserted, frame, raised)
@@ -54,7 +63,7 @@ def told(raised: RaisedException) -> Told | None:
         return None
     if frame.owner == USER:
         return _of_user(raised, frame)
-    return _of_package(raised, frame) if frame.owner in (TRAINER, LIBRARY) else None
+    return _of_package(raised, frame, lines) if frame.owner in (TRAINER, LIBRARY) else None
 
 
 def _of_user(raised: RaisedException, frame: Frame) -> Told | None:
@@ -172,7 +181,7 @@ def _not_such(kind: str, how: str, frame: Frame, place: str, code: str) -> Told:
     )
 
 
-def _of_package(raised: RaisedException, frame: Frame) -> Told | None:
+def _of_package(raised: RaisedException, frame: Frame, lines: Sequence[PeeledLine]) -> Told | None:
     """One in a trainer's or a library's own code, of which its type says that this code is at fault, or the data."""
     message = raised.message.split("\n")[0].strip()
     package, code = frame.package, _code(frame)
@@ -200,7 +209,89 @@ def _of_package(raised: RaisedException, frame: Frame) -> Told | None:
             f"打印一条数据及其键：把列改名为 {message}，或在 {package} 的数据格式选项中写明列名。",
             "data",
         )
-    return None
+    return _lacking(raised, message, called, lines)
+
+
+def _lacking(raised: RaisedException, message: str, called: str, lines: Sequence[PeeledLine]) -> Told | None:
+    """A key or an attribute that a package's own code asks for, and that isn't there: a case that this release wasn't
+    written for, or a value of another kind than it takes."""
+    hit = ATTRIBUTE.match(message)
+    bare = BARE_NAME.match(message) if raised.name == "AttributeError" else None
+    name = hit["name"] if hit else bare["name"] if bare else message.strip("'\"")
+    frame = _asking(raised, name)
+    if frame is None or not frame.package or raised.name not in ("AttributeError", "KeyError"):
+        return None
+    package, code, here = frame.package, _code(frame), _release(frame.package, lines)
+    place = f"{without_secrets(frame.file)}:{frame.line}"
+    if hit and hit["class"] in (*PLAIN_TYPES, "NoneType"):
+        return _plain_value(hit["class"], name, frame, called)
+    if not hit and not bare:
+        return _key_of_package(package, message, place, called, code) if PLAIN_KEY.match(message) else None
+    kind = f"a `{hit['class']}` for `{name}`" if hit else f"for `{name}`"
+    return Told(
+        f"{package}{here}'s own code asks {kind}, which isn't there{code}: a fault of that release, or a case that it "
+        "wasn't written for.",
+        f"Another release of {package}, newer first: its known issues name `{name}`. Else the way that leads to {place}"
+        f"{called}: another mode or option of {package}, or the object that it was handed there.",
+        f"{package}{here} 自己的代码访问不存在的 `{name}`：该版本的缺陷，或它没有考虑到的情况。",
+        f"换一个 {package} 版本（先试新版，已知问题中搜索 `{name}`），或避开通向 {place} 的模式与选项。",
+        "version",
+        "medium" if code else "low",
+    )
+
+
+def _plain_value(kind: str, name: str, frame: Frame, called: str) -> Told | None:
+    """A value of one of Python's own types, or None, where a package's code asks an object for an attribute: something
+    else was handed over, or nothing."""
+    hit = re.search(rf"{RECEIVER}\.{re.escape(name)}\b", frame.code)
+    if hit is None:
+        return None
+    value, package, code = f"`{hit['what']}`", frame.package, _code(frame)
+    what = "None" if kind == "NoneType" else f"a {kind}"
+    handed = called.replace(", called", "")
+    instead = (
+        "an argument that wasn't given, a field that the config lacks, something that wasn't found"
+        if kind == "NoneType"
+        else "a name or a path, and not what is loaded from it; settings in text that fill the field"
+    )
+    return Told(
+        f"{value} is {what} where {package} asks for its `.{name}`{code}.",
+        f"Something handed over{handed} is {what} in the place of an object that has `{name}`: look what becomes "
+        f"{value} there ({instead}).",
+        f"{package} 访问 `.{name}` 时，{value} 是 {kind}。",
+        f"检查传给 {package} 的内容：{value} 应是带有 `{name}` 的对象，而不是 {kind}。",
+        confidence="low" if kind == "NoneType" else "medium",
+    )
+
+
+def _key_of_package(package: str, key: str, place: str, called: str, code: str) -> Told | None:
+    """A key that a package's own code reads, where the log shows the code: it may be of what it was handed."""
+    if not code:
+        return None
+    return Told(
+        f"{package}'s own code reads the key {key}, which isn't there{code}: what it was handed (settings, a config, a "
+        "state) lacks it, or it is a fault of that release.",
+        f"Print the keys of what is read at {place}{called}. Does the key have to come from your side, add it; else "
+        f"another release of {package}, newer first: its known issues name {key}.",
+        f"{package} 自己的代码读取不存在的键 {key}：传给它的内容（设置、配置、状态）缺少该键，或是该版本的缺陷。",
+        f"打印 {place} 处所读内容的键：若应由自己提供，补上；否则换一个 {package} 版本（先试新版）。",
+        "version",
+        "low",
+    )
+
+
+def _asking(raised: RaisedException, name: str) -> Frame | None:
+    """The innermost frame of a package whose code has the name: one below it may only carry the question out. Where no
+    code is shown, the innermost."""
+    frames = [frame for frame in raised.frames if frame.owner in (TRAINER, LIBRARY)]
+    with_name = (frame for frame in reversed(frames) if re.search(rf"\b{re.escape(name)}\b", frame.code))
+    return next(with_name, frames[-1] if frames and not frames[-1].code else None)
+
+
+def _release(package: str, lines: Sequence[PeeledLine]) -> str:
+    """The release of a package as the log shows it, with a blank before; empty where it doesn't."""
+    release = releases_in(lines, [package]).get(package, "")
+    return f" {release}" if release else ""
 
 
 def _not_imported(name: str, home: str, package: str) -> Told:

@@ -50,9 +50,10 @@ RANK_FIELDS = ("rank", "mpi", "task", "local", "spoken")
 HOST_FIELDS = ("host", "ip", "pod", "nccl", "service")
 """Groups of PREFIXES, the surest first."""
 NO_HOSTS = re.compile(
-    r"Error$|Exception$|Warning$|^(python|File|line|torch|cuda|sm_|step|epoch|loss|gpu)\d*", re.I
+    r"Error$|Exception$|Warning$|^(?:E[A-Z]|ERR)\d{4,6}$|^(python|File|line|torch|cuda|sm_|step|epoch|loss|gpu)\d*",
+    re.I,
 )
-"""Words with a digit before a colon that are no host's name."""
+"""Words with a digit before a colon that are no host's name, codes of errors among them."""
 PYTHON_WARNING = re.compile(r"\.py:\d{1,7}: \w{0,60}Warning: ")
 """A line of Python's warnings module: the program goes on."""
 SPEAKS_OF_RANK = re.compile(

@@ -63,8 +63,8 @@ OTHERS = re.compile(
     r"|^(?:\(raylet\)|[=*-]{8,400}$)"
 )
 """Lines of other programs, which may stand right below an exception."""
-WRAPPER = re.compile(r"^Caught \w{1,80} in \w{1,40}")
-"""Message of an exception that torch raises again, as a DataLoader's worker or a replica had it."""
+WRAPPER = re.compile(r"^Caught \w{1,80} in \w{1,40}|^CheckpointException ranks:")
+"""Message of an exception that torch raises again, as a DataLoader's worker, a replica or another rank had it."""
 OF_LANGUAGE = frozenset(
     {"KeyError", "IndexError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ZeroDivisionError",
      "ModuleAttributeError"}

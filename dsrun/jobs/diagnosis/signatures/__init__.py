@@ -17,6 +17,7 @@ from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
 from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow, peeled
+from dsrun.jobs.diagnosis.reading.suppositions import is_supposed
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN, CODE, EXCEPTION, FRAME
 from dsrun.jobs.diagnosis.signatures import alternatives
 from dsrun.jobs.diagnosis.signatures.literals import needed
@@ -78,6 +79,8 @@ class FailureSignature:
     """Whether it counts only as the log's last line: a job that hangs."""
     others_hold: bool = False
     """Whether it counts only where the line's own sizes show that other processes hold much of the GPU."""
+    has_room: bool = False
+    """Whether it counts only where the line's own sizes show that there was room for what was asked for."""
     slows: bool = False
     """Whether its line is no failure, but says that something is computed in a slower way than it could be."""
     waits: bool = False
@@ -129,6 +132,11 @@ class FailureSignature:
             for line in example.split("\n")
         )
         return [(line, hit) for line in lines if (hit := self.compiled.search(line))]
+
+    @cached_property
+    def supposes(self) -> bool:
+        """Whether its own examples show it in a sentence that supposes: that is how this failure is told."""
+        return any(is_supposed(line, hit.start()) for line, hit in self._shown)
 
     @cached_property
     def types(self) -> frozenset[str]:
@@ -286,10 +294,22 @@ class SignatureIndex:
     def _in_line(self) -> LiteralSearch:
         return LiteralSearch(self._owners)
 
+    @cached_property
+    def _patterns(self) -> dict[bytes, list[re.Pattern[str]]]:
+        """The texts, each with the patterns that need it: several signatures have the same, and differ in what stands
+        around."""
+        return {
+            text: list(dict.fromkeys(signature.compiled for signature in owners))
+            for text, owners in self._owners.items()
+        }
+
     def is_in(self, text: str) -> bool:
         """Whether any signature's pattern is in a line."""
         line = narrow(text)
-        return any(signature.compiled.search(line) for signature in self._possible(line))
+        if any(signature.compiled.search(line) for signature in self._always):
+            return True
+        texts = self._in_line.texts_in(folded(line.encode("utf-8", errors="replace")))
+        return any(pattern.search(line) for found in texts for pattern in self._patterns[found])
 
     def of_message(self, message: str) -> FailureSignature | None:
         """The signature of an exception's message, which no other signature knows: the first of a file counts."""

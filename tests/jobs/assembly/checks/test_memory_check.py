@@ -403,7 +403,7 @@ def test_a_folder_whose_shape_is_known(plan, make_folder):
 def test_the_record_in_the_job(plan):
     planned = plan(V100S, preset="zero2-offload")
     found = planned.job.prediction
-    assert set(found) == {"device", *calibration.PREDICTED}
+    assert set(found) == {"device", "gpu_terms", "host_terms", *calibration.PREDICTED}
     assert found["device"] == "v100-32g"
     numbers = [found[name] for name in calibration.PREDICTED]
     assert all(isinstance(value, float) and value > 0 for value in numbers)

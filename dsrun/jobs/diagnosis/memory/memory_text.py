@@ -34,10 +34,15 @@ ON_HOST = {
     "reserved": re.compile(r"total-vm:(\d{1,14})(kB)"),
 }
 """Patterns for host memory; the kernel's kB are KiB. "reserved": addresses, of which a part is in use."""
+CUDA_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
+SETTINGS = {"NPU": "PYTORCH_NPU_ALLOC_CONF", "HIP": "PYTORCH_HIP_ALLOC_CONF"}
+"""Device as a line names it -> the variable that its allocator reads."""
 LARGE = 0.1
 """Share of a card's memory from which a part is worth mentioning."""
 
 
+ROOM = 4.0
+"""How many times what was asked for has to be free before memory can't have been what was missing."""
 CONTEXT_GIB = 1.0
 """Memory that CUDA itself may take in a process, in GiB: the older form counts it to nobody."""
 
@@ -54,6 +59,13 @@ def numbers(line: str) -> dict[str, float] | None:
     return sizes if "asked" in sizes else None
 
 
+def setting_of(line: str) -> str:
+    """The variable that the allocator of a line's device reads."""
+    return next(
+        (name for device, name in SETTINGS.items() if re.search(rf"\b{device}\b", line)), CUDA_SETTING
+    )
+
+
 def others_hold(line: str) -> bool:
     """Whether an out-of-memory line's numbers say that other processes hold much of the card."""
     return _others_hold(numbers(line) or {})
@@ -61,6 +73,23 @@ def others_hold(line: str) -> bool:
 
 def _others_hold(sizes: Mapping[str, float]) -> bool:
     return sizes.get("others", 0.0) > max(LARGE * sizes.get("total", 0.0), 0.5)
+
+
+def has_room(line: str) -> bool:
+    """Whether an out-of-memory line's numbers say that the card had much more free than was asked for."""
+    return _has_room(numbers(line) or {})
+
+
+def _has_room(sizes: Mapping[str, float]) -> bool:
+    free = sizes.get("free", 0.0)
+    much = max(ROOM * sizes.get("asked", 0.0), LARGE * sizes.get("total", 0.0), 0.5)
+    return free > much and "limit" not in sizes
+
+
+def shown(gib: float, digits: int = 1) -> str:
+    """A size with its unit: in GiB, and what would be next to nothing there in MiB."""
+    least = 10.0**-digits
+    return f"{gib:.{digits}f} GiB" if gib >= least or not gib else f"{gib * 1024:.3g} MiB"
 
 
 def host_numbers(line: str) -> dict[str, float] | None:
@@ -82,42 +111,42 @@ def host_in_words(sizes: Mapping[str, float], chinese: bool = False) -> str:
     """The numbers of host memory in a sentence."""
     parts = []
     if "asked" in sizes:
-        requested = f"{sizes['asked']:.2f} GiB"
+        requested = f"{shown(sizes['asked'], 2)}"
         parts.append(f"要分配 {requested}" if chinese else f"{requested} were asked for")
     if "in_use" in sizes:
-        held = f"{sizes['in_use']:.1f} GiB"
+        held = f"{shown(sizes['in_use'])}"
         parts.append(
             f"被结束的进程占用 {held}" if chinese else f"The process that was ended had {held} in use"
         )
     return "".join(f"{part}。" for part in parts) if chinese else " ".join(f"{part}." for part in parts)
 
 
-def in_words(sizes: Mapping[str, float], chinese: bool = False) -> str:
-    """The sizes in a sentence or two, with what they suggest."""
+def in_words(sizes: Mapping[str, float], chinese: bool = False, setting: str = CUDA_SETTING) -> str:
+    """The sizes in a sentence or two, with what they suggest. setting: the variable that the allocator reads."""
     total, requested = sizes.get("total"), sizes["asked"]
     if chinese:
-        text = f"要分配 {requested:.2f} GiB" + (f"，显卡共 {total:.1f} GiB" if total else "")
-        text += f"，PyTorch 已用 {sizes['allocated']:.1f} GiB" if "allocated" in sizes else ""
-        text += f"，进程上限 {sizes['limit']:.1f} GiB" if "limit" in sizes else ""
+        text = f"要分配 {shown(requested, 2)}" + (f"，显卡共 {shown(total)}" if total else "")
+        text += f"，PyTorch 已用 {shown(sizes['allocated'])}" if "allocated" in sizes else ""
+        text += f"，进程上限 {shown(sizes['limit'])}" if "limit" in sizes else ""
     else:
-        text = f"{requested:.2f} GiB were asked for" + (f" on a card of {total:.1f} GiB" if total else "")
-        text += f", of which PyTorch had {sizes['allocated']:.1f} GiB in use" if "allocated" in sizes else ""
-        text += f"; this process may have {sizes['limit']:.1f} GiB" if "limit" in sizes else ""
-    return f"{text}{_hint(sizes, chinese)}" + ("。" if chinese else ".")
+        text = f"{shown(requested, 2)} were asked for" + (f" on a card of {shown(total)}" if total else "")
+        text += f", of which PyTorch had {shown(sizes['allocated'])} in use" if "allocated" in sizes else ""
+        text += f"; this process may have {shown(sizes['limit'])}" if "limit" in sizes else ""
+    return f"{text}{_hint(sizes, chinese, setting)}" + ("。" if chinese else ".")
 
 
-def _hint(sizes: Mapping[str, float], chinese: bool) -> str:
+def _hint(sizes: Mapping[str, float], chinese: bool, setting: str) -> str:
     """The most telling of the sizes."""
     least = LARGE * sizes.get("total", 0.0)
+    if _has_room(sizes):
+        free = shown(sizes["free"])
+        return f"；仍有 {free} 空闲" if chinese else f"; {free} are free"
     if _others_hold(sizes):
         size = sizes["others"]
-        return f"；其他进程占用 {size:.1f} GiB" if chinese else f"; other processes hold {size:.1f} GiB"
+        return f"；其他进程占用 {shown(size)}" if chinese else f"; other processes hold {shown(size)}"
     if sizes.get("unallocated", 0.0) > max(sizes["asked"], least):
         size = sizes["unallocated"]
         if chinese:
-            return f"；{size:.1f} GiB 已保留却未使用（碎片）：设 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        return (
-            f"; {size:.1f} GiB are reserved and unused (fragmentation): "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        )
+            return f"；{shown(size)} 已保留却未使用（碎片）：设 {setting}=expandable_segments:True"
+        return f"; {shown(size)} are reserved and unused (fragmentation): {setting}=expandable_segments:True"
     return ""

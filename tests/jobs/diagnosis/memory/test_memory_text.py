@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis import memory_text
+from dsrun.jobs.diagnosis.memory import memory_text
 
 TAIL = " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
 GPU = {
