@@ -26,7 +26,7 @@ def warmup(**params):
         ({"scheduler": {"params": {}}}, ["DS442 scheduler"]),
         *(
             ({"fp16": {"enabled": True, "loss_scale": value}}, [f"{rule} fp16.loss_scale"])
-            for value, rule in ((-1, "DS310"), (True, "DS310"), ("inf", "DS002"), ("", "DS002"))
+            for value, rule in ((-1, "DS310"), (True, "DS002"), ("inf", "DS002"), ("", "DS002"))
         ),
         *(
             ({"fp16": {"enabled": True, "loss_scale": value}}, ["DS002 fp16.loss_scale"])
