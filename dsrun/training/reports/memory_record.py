@@ -90,7 +90,16 @@ def kept(report: Report) -> Iterator[Held]:
     path.unlink(missing_ok=True)  # an earlier attempt's
     source = allocator()
     if source:
-        source.record()
+        try:
+            source.record()
+        except (
+            RuntimeError,
+            TypeError,
+            AttributeError,
+        ):  # another release's allocator, or another platform's
+            logging.getLogger(__name__).exception(
+                "what the GPU holds won't be known by the calls that took it"
+            )
     try:
         yield held
     except torch.OutOfMemoryError as error:
