@@ -31,6 +31,10 @@ HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
 REDIRECTED = re.compile(r"\d?>{1,2}&?\S*|&")
 JOINED = re.compile(r"(?<!\S)(?:\d?>&\d|\d?>&-|&>>?\s*\S+)")
 """Redirections with an & that ends no command."""
+COMMENT = re.compile(
+    r"""'[^']*(?:'|\Z)|"(?:[^"\\]|\\.|\\\Z)*(?:"|\Z)|\\.\#*|(?P<comment>(?<![^\s;|&()])\#.*)"""
+)
+"""What is quoted, or a comment: a # that begins a word. One that is quoted, or inside a word, is text."""
 WRAPPERS = (
     "srun",
     "nohup",
@@ -172,17 +176,17 @@ def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
     """Lines with those that a backslash goes on to, without comments; heredocs are kept aside."""
     lines = iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
-        line = raw
+        line = uncommented(raw)
         while line.rstrip().endswith("\\"):
             _, more = next(lines, (0, ""))
-            line = f"{line.rstrip()[:-1]} {more}"
+            line = uncommented(f"{line.rstrip()[:-1]} {more}")
         while OPENED.search(line) and line.count("(") > line.count(")"):
             _, more = next(lines, (0, ")"))
-            line = f"{line} {more.partition(' #')[0]}" if not more.lstrip().startswith("#") else line
+            line = uncommented(f"{line} {more}")
         stripped = line.strip()
-        if stripped.startswith(("#SBATCH", "#PBS", "#BSUB")):
-            script.directives.append(stripped)
-        if not stripped or stripped.startswith("#"):
+        if raw.strip().startswith(("#SBATCH", "#PBS", "#BSUB")):
+            script.directives.append(raw.strip())
+        if not stripped:
             continue
         if heredoc := HEREDOC.search(line):
             body = []
@@ -199,9 +203,9 @@ def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
 def _parts(line: str) -> Iterator[list[str]]:
     """The commands of a line, in words."""
     try:
-        line = JOINED.sub(" ", SUBSTITUTED.sub(_named, ARITHMETIC.sub(_close, line)))
+        line = JOINED.sub(" ", SUBSTITUTED.sub(_named, ARITHMETIC.sub(_close, uncommented(line))))
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
-        lexer.whitespace_split, lexer.commenters = True, "#"
+        lexer.whitespace_split, lexer.commenters = True, ""
         words = list(lexer)
     except ValueError:
         yield [line]
@@ -216,6 +220,11 @@ def _parts(line: str) -> Iterator[list[str]]:
             part.append(word)
     if part:
         yield part
+
+
+def uncommented(text: str) -> str:
+    """A text without the shell's comments, each to the end of its line."""
+    return COMMENT.sub(lambda match: "" if match["comment"] else match[0], text)
 
 
 def _named(match: re.Match[str]) -> str:

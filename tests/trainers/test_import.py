@@ -420,7 +420,7 @@ ARGUMENTS = "--model_name_or_path m/m --dataset_name o/n --learning_rate 1e-4 --
         f'OPTIONS="{ARGUMENTS}"\ntorchrun --nproc_per_node=2 sft.py $OPTIONS &> log.txt',
         f"ARGS=(\n  # of the lab\n  {ARGUMENTS.replace(' --', chr(10) + '  --')}  # usual\n)\n"
         'torchrun --nproc_per_node 2 sft.py "${ARGS[@]}"',
-        "ARGS=(--model_name_or_path m/m)\nARGS+=( --dataset_name o/n --learning_rate 1e-4 )\n"
+        "ARGS=( # it's (all)\n--model_name_or_path m/m)\nARGS+=( --dataset_name o/n --learning_rate 1e-4 )\n"
         'torchrun --nproc_per_node 2 sft.py "${ARGS[@]}" --num_train_epochs 2',
         "LRS=(1e-3 1e-4)\nexport MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n"
         "torchrun --rdzv_endpoint $MASTER_ADDR:29500 --nproc_per_node 2 sft.py --model_name_or_path m/m \\\n"
@@ -435,6 +435,44 @@ def test_what_a_shell_makes_of_a_command(written, text):
         "m/m", ["hf:o/n"], 1e-4, 2, 2
     )  # fmt: skip
     assert not [note for note in draft.notes if "no argument" in note or "not taken over" in note]
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        ("--output_dir out#1", "out#1"), ("--output_dir=out#1 # --learning_rate 9", "out#1"),
+        ("--output_dir '#1'", "#1"), ('--output_dir "a #1"', "a #1"), ("--output_dir a\\ #1", "a #1"),
+        ("--output_dir out  # don't \"keep\"", "out"), ("--output_dir out#1# ;# --learning_rate 9", "out#1#"),
+        ("--output_dir out \\\n  # --learning_rate 9 \\", "out"), ("--output_dir out;#1", "out"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "{start} {words}\n",
+        "# {start} --learning_rate 9 \\\n{start} {words}\n",
+    ],
+    ids=["line", "behind a comment with a backslash"],
+)
+def test_a_comment_begins_where_a_word_does(written, words, output, frame):
+    start = "trl sft --model_name_or_path m/m --dataset_name o/n --learning_rate 1e-4"
+    draft = imported(written(frame.format(start=start, words=words), "run.sh"))
+    made = values(draft)
+    assert (made["lr"], made["output_dir"]) == (1e-4, output)
+    assert not [note for note in draft.notes if "no argument" in note or "not taken over" in note]
+
+
+def test_what_stands_behind_a_number_of_rows_counts(written):
+    line = (
+        "swift sft --model Qwen/Q --dataset alpaca-train.jsonl#200 --learning_rate 3e-4 --tuner_type full\n"
+    )
+    made = values(imported(written(line, "run.sh")))
+    assert (made["max_samples"], made["lr"], made["method"]) == (200, 3e-4, "full")
+
+
+def test_options_behind_a_comment_in_a_command_are_a_command_of_their_own(written):
+    text = f"trl sft {ARGUMENTS} \\\n  # --packing \\\n  --max_length 64\n"
+    assert any("--max_length 64" in note for note in imported(written(text, "run.sh")).notes)
 
 
 def test_a_value_that_only_the_shell_knows_is_told_of(written):
