@@ -53,6 +53,9 @@ class Row:
     """The function that puts the options in, by `Draft.put` and its like, for a row of `settled`."""
     only_given: bool = False
     """Whether the trainer's own default is no part of the job, for a row of `same`."""
+    empty: Any = None
+    """The value here where the argument is null there, by the file or by default, for a row of `same`. None: null is
+    as if it weren't there."""
     named: Mapping[str, str] = field(default_factory=dict)
     """An argument -> the option that it means first of all, for a row of `settled` with several."""
 
@@ -73,10 +76,12 @@ def same(
     text: str = "",
     words: Mapping[Any, Any] | Callable[[Any], Any] | None = None,
     only_given: bool = False,
+    empty: Any = None,
 ) -> Row:
-    """An option of the same meaning. words: the values here by those there, or a function of the value."""
+    """An option of the same meaning. words: the values here by those there, or a function of the value; empty: as in
+    Row."""
     translate = None if words is None else words if callable(words) else _by_words(words)
-    return Row(_names(keys), SAME, (option,), text, translate, only_given=only_given)
+    return Row(_names(keys), SAME, (option,), text, translate, only_given=only_given, empty=empty)
 
 
 def _names(keys: Sequence[str]) -> tuple[str, ...]:

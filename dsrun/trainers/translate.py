@@ -87,8 +87,11 @@ def _same(draft: Draft, row: Row) -> None:
     named = [key for key in draft.given if row.has(key)]
     for key in named:
         value = draft.given[key]
-        if value is None:
+        if value is None and row.empty is None:
             draft.tell(key, ANYWAY, "is empty: the default holds")
+            continue
+        if value is None:
+            draft.put(option, row.empty, key, source=f"{key} is empty")
             continue
         try:
             new = row.translate(value) if row.translate else value
@@ -117,6 +120,9 @@ def _default(draft: Draft, row: Row, option: str) -> None:
         if new is not None and new != ours:
             draft.options[option] = ImportedValue(new, f"{draft.trainer.title}'s own default of {key}")
         return
+    if row.empty is not None:
+        source = f"{draft.trainer.title} has none by itself, and {row.keys[0]} isn't given"
+        draft.options[option] = ImportedValue(row.empty, source)
 
 
 def _told(draft: Draft, key: str, row: Row | None) -> None:

@@ -205,6 +205,49 @@ def test_torchtune(written):
 
 
 @pytest.mark.parametrize(
+    ("values_of", "more", "clip", "source"),
+    [
+        (TORCHTUNE, {}, 0.0, "clip_grad_norm isn't given"),
+        (TORCHTUNE, {"clip_grad_norm": None}, 0.0, "clip_grad_norm is empty"),
+        (TORCHTUNE, {"clip_grad_norm": 0.7}, 0.7, "clip_grad_norm"),
+        (LLAMA_FACTORY, {"max_grad_norm": None}, 0.0, "max_grad_norm is empty"),
+        (LLAMA_FACTORY, {"max_grad_norm": 0}, 0.0, "max_grad_norm"),
+        (AXOLOTL, {"max_grad_norm": 0.0}, 0.0, "max_grad_norm"),
+    ],
+)
+def test_what_is_never_clipped_there_is_not_clipped_here(written, values_of, more, clip, source):
+    path = written(values_of | more)
+    setting = imported(path).options["grad_clip"]
+    assert setting.value == clip
+    assert source in setting.source
+    assert CliRunner().invoke(command, [path.name, "-o", "run.toml"]).exit_code == 0
+    assert run_file.read(path.with_name("run.toml")).values["grad_clip"] == clip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "trl sft --model_name_or_path m/m --dataset_name o/n"),
+        ("a.sh", "swift sft --model o/n --dataset a.jsonl --tuner_type lora"),
+        (
+            "a.sh",
+            "torchrun t.py --model_name_or_path m/m --train_file a.jsonl --output_dir o --learning_rate 1e-5",
+        ),
+        ("a.yaml", {key: value for key, value in LLAMA_FACTORY.items() if key != "max_grad_norm"}),
+        ("a.yaml", AXOLOTL),
+        ("a.yaml", AXOLOTL | {"max_grad_norm": None}),
+    ],
+    ids=["trl", "ms-swift", "transformers", "llama-factory", "axolotl", "axolotl, null"],
+)
+def test_what_is_clipped_at_one_there_has_that_default_here(written, name, text):
+    from dsrun.options.commands import FinetuneOptions
+    from dsrun.options.declare import entries
+
+    assert entries(FinetuneOptions)["grad_clip"].default == 1.0
+    assert "grad_clip" not in values(imported(written(text, name)))
+
+
+@pytest.mark.parametrize(
     ("more", "key"),
     [
         ({"stage": "dpo"}, "stage"), ({"finetuning_type": "freeze"}, "finetuning_type"), ({"fp8": True}, "fp8"),

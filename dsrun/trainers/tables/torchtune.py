@@ -260,7 +260,7 @@ TRAINER = ForeignTrainer(
         same("adam_epsilon", "optimizer.eps"),
         same("momentum", "optimizer.momentum"),
         same("epochs", "epochs"),
-        same("grad_clip", "clip_grad_norm"),
+        same("grad_clip", "clip_grad_norm", text="never clipped there where it isn't given", empty=0.0),
         same("seed", "seed"),
         same("precision", "dtype", words=precision),
         same("activation_checkpointing", "enable_activation_checkpointing", words=recompute),
