@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 import yaml
 
-from dsrun.trainers import arguments
+from dsrun.trainers import arguments, slurm
 
 VARIABLE = re.compile(r"\$(?:\{(?P<long>\w+)(?::?[-=](?P<default>[^}]*))?\}|(?P<short>\w+))")
 ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -118,7 +118,7 @@ class Script:
 
 def read(text: str) -> Script:
     """A script taken apart. What can't be read as words is among the others."""
-    script, values = Script(), Values()
+    script, values = Script(), Values(queue=slurm.variables(text))
     for number, line in _logical(text, script):
         if array := ARRAY.fullmatch(line):
             values.keep(array)
@@ -134,6 +134,8 @@ class Values:
 
     texts: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
+    queue: dict[str, str] = field(default_factory=dict)
+    """What Slurm sets, as the script's own lines for it say."""
 
     def keep(self, array: re.Match[str]) -> None:
         """Keep the words of an array; `+=` appends."""
@@ -161,7 +163,8 @@ class Values:
 
         def value(match: re.Match[str]) -> str:
             name = match["long"] or match["short"]
-            return self.texts.get(name, match["default"] if match["default"] is not None else match[0])
+            known = {**self.queue, **self.texts}
+            return known.get(name, match["default"] if match["default"] is not None else match[0])
 
         def element(match: re.Match[str]) -> str:
             array = self.arrays.get(match["name"], [])
@@ -169,7 +172,11 @@ class Values:
                 return " ".join(array) or match[0]
             return array[int(match["place"])] if int(match["place"]) < len(array) else match[0]
 
-        return VARIABLE.sub(value, ELEMENTS.sub(element, word))
+        def calculated(match: re.Match[str]) -> str:
+            names = re.sub(r"\b[A-Za-z_]\w*", lambda name: self.text(f"${name[0]}"), match[0][3:-2])
+            return str(result) if (result := _product(names)) is not None else match[0]
+
+        return ARITHMETIC.sub(calculated, VARIABLE.sub(value, ELEMENTS.sub(element, word)))
 
 
 def _logical(text: str, script: Script) -> Iterator[tuple[int, str]]:
@@ -239,6 +246,19 @@ def _close(match: re.Match[str]) -> str:
     return re.sub(r"\s", "", match[0])
 
 
+def _product(text: str) -> int | None:
+    """Whole numbers multiplied and divided from left to right, as the shell does; None for other sums."""
+    if not re.fullmatch(r"\s*\d+(\s*[*/]\s*\d+)*\s*", text):
+        return None
+    first, *rest = re.findall(r"\d+|[*/]", text)
+    made = int(first)
+    for sign, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
+        if sign == "/" and not number:
+            return None
+        made = made * number if sign == "*" else made // number
+    return made
+
+
 def split(text: str) -> list[str]:
     """A text's words; itself where its quotes are open."""
     try:
@@ -262,7 +282,7 @@ def _command(words: list[str], line: int, values: Values, script: Script) -> Non
         return
     if inner := _of_a_shell(words):
         for part in _parts(inner):
-            _command(part, line, Values({**values.texts, **own}, values.arrays), script)
+            _command(part, line, replace(values, texts={**values.texts, **own}), script)
         return
     words = [word for word in words if not REDIRECTED.fullmatch(word)]
     command = _training(words, line)

@@ -540,6 +540,52 @@ def test_a_script_is_the_trainers_that_has_all_its_arguments(written, line, trai
     assert imported(written(line, "run.sh")).trainer.name == trainer
 
 
+PACKED = "sft.py --model_name_or_path m/m --dataset_name o/n --packing --max_length 64 --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize(
+    ("lines", "launch"),
+    [
+        ("--nodes=2\n--gpus-per-node=4", "torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_PER_NODE"),
+        ("-N 2 --gres=gpu:4", "torchrun --nnodes=${SLURM_JOB_NUM_NODES} --nproc_per_node=${SLURM_GPUS_ON_NODE}"),
+        ("-N2\n--gres=nvme:1,gpu:a100:4(S:0-1) # all", 'torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 4'),
+        ("--ntasks=8\n--ntasks-per-node 4",
+         "accelerate launch --num_machines $SLURM_NNODES --num_processes $SLURM_NTASKS"),
+        ("--nodes 2-2\n--gpus=h100:8",
+         "GPUS=$SLURM_GPUS_ON_NODE\ndeepspeed --num_nodes ${SLURM_NNODES:-1} --num_gpus $GPUS"),
+        ("--nodes=2\n--gpus-per-node=a100:2,h100:2",
+         "accelerate launch --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * $SLURM_GPUS_PER_NODE))"),
+        ("--nodes=2 --ntasks-per-node=2\n--gpus-per-task=2",
+         'srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE PACKED"'),
+    ],
+    ids=["per node", "gres", "gres by model", "tasks", "all gpus", "product", "per task"],
+)  # fmt: skip
+def test_what_the_queue_is_asked_for_is_counted(written, lines, launch):
+    head = "\n".join(f"#SBATCH {line}" for line in lines.splitlines())
+    launch = launch.replace("PACKED", PACKED) if "PACKED" in launch else f"{launch} {PACKED}"
+    draft = imported(written(f"#!/bin/bash\n{head}\n\nset -e\n{launch}\n", "run.sbatch"))
+    assert values(draft)["gpus"] == 4
+    assert values(draft)["tokens_per_batch"] == 8 * 2 * 64
+    assert any("2 hosts of 4 GPUs, 8 in all" in outcome.text for outcome in draft.outcomes.values())
+    assert not any("SLURM" in note for note in draft.notes)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["", "#SBATCH --time=1:00:00\n", "#SBATCH --nodes=2-4 --gres=nvme:1\n", "##SBATCH --nodes=2 --gres=gpu:4\n",
+     "set -e\n#SBATCH --nodes=2 --gres=gpu:4\n"],
+    ids=["nothing", "other things", "a range", "commented out", "behind a command"],
+)  # fmt: skip
+def test_what_no_line_asks_the_queue_for_is_unknown(written, lines):
+    launch = f"torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE {PACKED}\n"
+    draft = imported(written(f"#!/bin/bash\n{lines}{launch}", "run.sbatch"))
+    assert values(draft)["tokens_per_batch"] == 2 * 64
+    assert "gpus" not in values(draft)
+    for key in ("nnodes", "nproc_per_node"):
+        assert draft.outcomes[key].kind == DIFFERS
+        assert "the script doesn't say how many" in draft.outcomes[key].text
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -17,6 +17,8 @@ from dsrun.trainers.counterparts import (
     settled,
 )
 
+COUNTED = "dsrun import --gpus N counts N ranks"
+
 
 def devices(draft: Draft) -> None:
     """Which devices, or how many of each host; accelerate counts all processes of the job."""
@@ -42,7 +44,14 @@ def devices(draft: Draft) -> None:
         draft.put("gpus", each, *(key for key in counts if key in draft.given))
         draft.gpus = each
     for key in counts:
-        if key in draft.given and key not in draft.outcomes:
+        if _is_open(draft, key) and not is_on(named):
+            draft.tell(
+                key,
+                DIFFERS,
+                f"{draft.given[key]}: the script doesn't say how many. A step is counted for {draft.gpus} of each "
+                f"host; {COUNTED}",
+            )
+        elif key in draft.given and key not in draft.outcomes:
             text = (
                 "the devices are named"
                 if is_on(named)
@@ -51,17 +60,22 @@ def devices(draft: Draft) -> None:
             draft.tell(key, "anyway", text)
     nodes = max(machines, _whole(draft.given.get("nnodes")) or 1, _whole(draft.given.get("num_nodes")) or 1)
     keys = [key for key in ("num_machines", "nnodes", "num_nodes") if key in draft.given]
-    if nodes > 1:
-        for key in keys:
-            draft.tell(
-                key,
-                DIFFERS,
-                f"{nodes} hosts: name them (--hosts, --hostfile), or dsrun submit --nodes {nodes}",
-            )
-        draft.gpus *= nodes
-    else:
-        for key in keys:
+    of_each = f" of {draft.gpus} GPUs, {nodes * draft.gpus} in all" if each or is_on(named) else ""
+    draft.gpus *= nodes
+    for key in keys:
+        if _is_open(draft, key):
+            text = f"{draft.given[key]}: the script doesn't say how many hosts. A step is counted for {nodes}"
+            draft.tell(key, DIFFERS, f"{text}; {COUNTED}")
+        elif nodes > 1:
+            text = f"{nodes} hosts{of_each}: name them (--hosts, --hostfile), or dsrun submit --nodes {nodes}"
+            draft.tell(key, DIFFERS, text)
+        else:
             draft.tell(key, "anyway", "one host")
+
+
+def _is_open(draft: Draft, key: str) -> bool:
+    """Whether only the shell that runs the script knows an argument."""
+    return "$" in str(draft.given.get(key, ""))
 
 
 def _whole(value: Any) -> int | None:
