@@ -254,7 +254,7 @@ class ImportOptions(OptionGroup):
         None,
         "LLaMA-Factory: the folder with dataset_info.json.",
         metavar="DIR",
-        default_text="the file's, or data",
+        default_text="the file's, data, or beside the file",
     )
     output: Path | None = option(
         None, "The run file.", flags=("-o", "--output"), metavar="RUN.toml", default_text="stdout"

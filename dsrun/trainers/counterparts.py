@@ -233,13 +233,17 @@ class Draft:
         self.outcomes[key] = Outcome(key, self.given.get(key), kind, text, self.lines.get(key, 0))
 
     def find(self, name: str) -> Path | None:
-        """A file or folder that a path of the file's means: from the working folder, the file's or one above it."""
+        """A file or folder that a path of the file's means; None where none of its places has it."""
+        return next((one for one in self.places(name) if exists(one)), None)
+
+    def places(self, name: str) -> list[Path]:
+        """What a path of the file's can mean: from the working folder, the file's or one above it."""
         path = Path(name).expanduser()
-        tried = [Path.cwd() / path, *(folder / path for folder in (self.folder, *self.folder.parents))]
-        return next((one for one in tried if _exists(one)), None)
+        return [Path.cwd() / path, *(folder / path for folder in (self.folder, *self.folder.parents))]
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder, as far as it can be seen."""
     try:
         return path.exists()
     except OSError:  # a name that is too long, or a folder that may not be read

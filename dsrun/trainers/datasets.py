@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.trainers.counterparts import DIFFERS, REFUSED, SAME, Draft, is_on
+from dsrun.trainers.counterparts import DIFFERS, REFUSED, SAME, Draft, exists, is_on
 from dsrun.trainers.tables.hf import IMAGES, NO_RL, named_file
 
 INFO = "dataset_info.json"
+MEANT = {"dataset": "train_file", "eval_dataset": "eval_file"}
+"""Arguments that name entries -> the options that their files go to."""
 SEEN = ("images", "videos", "audios")
 
 
@@ -22,37 +24,47 @@ def listed(value: Any) -> list[str]:
 
 
 def of_llama_factory(draft: Draft) -> None:
-    """`dataset` and `eval_dataset`: their entries in dataset_info.json, by the folder that `dataset_dir` names."""
-    folder = draft.find(str(draft.get("dataset_dir") or "data"))
-    info = _info(folder)
+    """`dataset` and `eval_dataset`: their entries in dataset_info.json, in the folder that `dataset_dir` names, else
+    beside the file."""
+    named = str(draft.get("dataset_dir") or "data")
+    near = [*draft.places(named)[:2], draft.folder, Path.cwd()]
+    folder = next((one for one in (*draft.places(named), *near) if exists(one / INFO)), None)
+    info: Mapping[str, Any] | str = ""
+    if folder is not None:
+        info = _info(folder / INFO)
+    elif any(is_on(draft.given.get(key)) for key in MEANT):
+        info = f"isn't here (--dataset-dir names its folder); looked for in {_in_words(near, named)}"
     if "dataset_dir" in draft.given:
-        draft.tell("dataset_dir", SAME, "train_file" if info is not None else "is not here")
-    for key, option in (("dataset", "train_file"), ("eval_dataset", "eval_file")):
+        draft.tell("dataset_dir", SAME, "is not here" if isinstance(info, str) else "train_file")
+    for key, option in MEANT.items():
         names = listed(draft.given.get(key))
-        if names:
-            _put(draft, (key, option), names, None if folder is None or info is None else (folder, info))
+        if names and (folder is None or isinstance(info, str)):
+            what = f"{', '.join(names)}: entries of {INFO}, which {info}"
+            draft.tell(key, DIFFERS, f"{what}. Name the files: {option} = [...]")
+        elif names and folder is not None and not isinstance(info, str):
+            _put(draft, (key, option), names, folder, info)
 
 
-def _info(folder: Path | None) -> Mapping[str, Any] | None:
-    if folder is None:
-        return None
+def _in_words(near: Iterable[Path], named: str) -> str:
+    """Folders that were looked in."""
+    above = "" if Path(named).expanduser().is_absolute() else f", and in {named} of the folders above"
+    return f"{', '.join(dict.fromkeys(map(str, near)))}{above}"
+
+
+def _info(file: Path) -> Mapping[str, Any] | str:
+    """The entries of a dataset_info.json; or what is wrong with it."""
     try:
-        value = json.loads((folder / INFO).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        return f"can't be read ({file}: {error})"
+    return value if isinstance(value, dict) else f"holds no entries ({file})"
 
 
 def _put(
-    draft: Draft, meant: tuple[str, str], names: list[str], there: tuple[Path, Mapping[str, Any]] | None
+    draft: Draft, meant: tuple[str, str], names: list[str], folder: Path, info: Mapping[str, Any]
 ) -> None:
-    """The files of some entries. meant: the argument and the option; there: the folder and its entries."""
+    """The files of some entries. meant: the argument and the option; folder: where their dataset_info.json is."""
     key, option = meant
-    if there is None:
-        what = f"{', '.join(names)}: entries of {INFO}, which isn't here (--dataset-dir names its folder)"
-        draft.tell(key, DIFFERS, f"{what}. Name the files: {option} = [...]")
-        return
-    folder, info = there
     files = []
     for name in names:
         entry = info.get(name)

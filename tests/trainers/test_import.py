@@ -170,6 +170,41 @@ def test_dataset_info_leads_to_the_files(written, tmp_path):
             imported(written(LLAMA_FACTORY | {"dataset": name}))
 
 
+@pytest.mark.parametrize(
+    ("place", "dataset_dir"),
+    [(".", None), ("data", None), ("../data", None), ("mine", "mine"), (".", "mine"), ("../..", "mine")],
+    ids=["beside", "data", "data above", "named", "beside, another named", "the working folder"],
+)
+def test_dataset_info_is_found_where_it_is(written, place, dataset_dir, monkeypatch):
+    path = written(LLAMA_FACTORY | ({"dataset_dir": dataset_dir} if dataset_dir else {}))
+    folder = (path.parent / place).resolve()
+    folder.mkdir(exist_ok=True)
+    (path.parent / "data").mkdir(exist_ok=True)  # one without dataset_info.json hides no other
+    monkeypatch.chdir(folder if dataset_dir and place == "../.." else path.parent)
+    (folder / "dataset_info.json").write_text('{"mine": {"file_name": "a.json"}}', encoding="utf-8")
+    assert values(imported(path))["train_file"] == [str(folder / "a.json")]
+
+
+@pytest.mark.parametrize(
+    ("dataset_dir", "looked"),
+    [(None, ["data", "."]), ("mine", ["mine", "."]), ("/no/such", ["/no/such", "."])],
+)
+def test_places_without_dataset_info_are_named(written, dataset_dir, looked):
+    path = written(LLAMA_FACTORY | ({"dataset_dir": dataset_dir} if dataset_dir else {}))
+    outcome = imported(path).outcomes["dataset"]
+    assert outcome.kind == DIFFERS
+    assert ", ".join(str(path.parent / place) for place in looked) in outcome.text
+
+
+@pytest.mark.parametrize(("text", "says"), [("{,}", "can't be read"), ("[]", "holds no entries")])
+def test_a_broken_dataset_info_is_told_of(written, text, says):
+    path = written(LLAMA_FACTORY)
+    (path.parent / "dataset_info.json").write_text(text, encoding="utf-8")
+    told = imported(path).outcomes["dataset"].text
+    assert says in told
+    assert str(path.with_name("dataset_info.json")) in told
+
+
 def test_axolotl_counts_a_packed_step_in_tokens(written):
     path = written(AXOLOTL)
     made = values(imported(path))
