@@ -121,8 +121,7 @@ def _default(draft: Draft, row: Row, option: str) -> None:
             draft.options[option] = ImportedValue(new, f"{draft.trainer.title}'s own default of {key}")
         return
     if row.empty is not None:
-        source = f"{draft.trainer.title} has none by itself, and {row.keys[0]} isn't given"
-        draft.options[option] = ImportedValue(row.empty, source)
+        draft.options[option] = ImportedValue(row.empty, f"{row.keys[0]}: {row.text or 'is not given'}")
 
 
 def _told(draft: Draft, key: str, row: Row | None) -> None:

@@ -242,7 +242,7 @@ def test_torchtune(written):
 @pytest.mark.parametrize(
     ("values_of", "more", "clip", "source"),
     [
-        (TORCHTUNE, {}, 0.0, "clip_grad_norm isn't given"),
+        (TORCHTUNE, {}, 0.0, "never clipped there"),
         (TORCHTUNE, {"clip_grad_norm": None}, 0.0, "clip_grad_norm is empty"),
         (TORCHTUNE, {"clip_grad_norm": 0.7}, 0.7, "clip_grad_norm"),
         (LLAMA_FACTORY, {"max_grad_norm": None}, 0.0, "max_grad_norm is empty"),
