@@ -42,6 +42,8 @@ FORMATS = {
 }  # fmt: skip
 PACKED = {".gz": "gzip", ".bz2": "bz2"}
 """Endings of compressed files -> the module that unpacks them."""
+PACKED_BEGINS = {".gz": b"\x1f\x8b", ".bz2": b"BZh"}
+"""The same endings -> the first bytes of such files."""
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """Rows of a file that are read to tell its format and columns, and to check it before a launch."""
@@ -115,9 +117,14 @@ def _text(file: BinaryIO, newline: str | None = None) -> io.TextIOWrapper:
 
 
 def _how_to_convert(path: Path) -> str:
-    """The command that makes UTF-8 of a file. UTF-16 has a mark; Excel's other encoding in China is GB18030."""
+    """The command that makes UTF-8 of a file, or says that it is compressed. UTF-16 has a mark; Excel's other encoding
+    in China is GB18030."""
     with _opened(path) as file:
-        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        mark = file.read(3)
+    utf16 = mark[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    packed = next((suffix for suffix, begin in PACKED_BEGINS.items() if mark.startswith(begin)), "")
+    if packed:
+        return f"It is compressed ({packed}): name it so, mv {quote(str(path))} {quote(str(path) + packed)}"
     new = quote(f"{path.stem}-utf8{path.suffix}")
     if utf16:
         return f"It is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {quote(str(path))} > {new}"

@@ -15,7 +15,7 @@ from dsrun.options.declare import entries, flag_of
 from dsrun.options.layers import NOTHING, Layer, Resolved, Source
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
-from dsrun.words import value_text
+from dsrun.words import counted, value_text
 
 S = TypeVar("S", bound=StepOptions)
 LR_BY_METHOD = {
@@ -108,6 +108,12 @@ def by_devices(known: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     if options.grad_accum is not None and accumulation > step:
         product = options.micro_batch * options.grad_accum * ranks
         return Layer.settled({"global_batch": product}, "micro batch x accumulation x devices")
+    if options.grad_accum is not None and accumulation == micro == step == Source.LAB_PRESET:
+        product = options.micro_batch * options.grad_accum * ranks
+        if product != options.global_batch:  # a DeepSpeed config with all three
+            parts = f"micro batch {options.micro_batch} x accumulation {options.grad_accum} x {counted(ranks, 'rank')}"
+            message = f"{options.global_batch} examples a step are not {parts}"
+            raise _indivisible(known, "global_batch", message, product)
     share, left = divmod(options.global_batch, ranks)
     if left:
         lower, upper = share * ranks, (share + 1) * ranks

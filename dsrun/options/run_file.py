@@ -10,7 +10,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +66,12 @@ class RunFile(NamedTuple):
         return known.filled(Source.KEPT, kept, str(self.path))
 
 
-def read(path: Path) -> RunFile:
-    """Read a run file.
+def _unknown(_: str) -> str:
+    return ""
+
+
+def read(path: Path, meant: Callable[[str], str] = _unknown) -> RunFile:
+    """Read a run file. meant: the hint for an option that is unknown here, where it is another trainer's.
 
     Raises DsrunError with every key that is unknown or has no place in a file, and every value that can't be.
     """
@@ -78,7 +82,7 @@ def read(path: Path) -> RunFile:
     problems: list[Problem] = []
     for key, value in table.items():
         where = f"{path}:{lines[key]}" if key in lines else str(path)
-        problems += _problems(key, value, known, where)
+        problems += _problems(key, value, known, where, meant)
     raise_all(problems)
     folder = path.expanduser().absolute().parent
     folder = folder.resolve() if ".." in folder.parts else folder
@@ -91,7 +95,9 @@ def _is_part(entry: Entry) -> bool:
     return not entry.option.command_line_only
 
 
-def _problems(key: str, value: object, known: Mapping[str, Entry], where: str) -> Iterator[Problem]:
+def _problems(
+    key: str, value: object, known: Mapping[str, Entry], where: str, meant: Callable[[str], str]
+) -> Iterator[Problem]:
     if key == MODEL:
         if not isinstance(value, str) or not value:
             yield Problem(f"{MODEL} can't be {value!r}", where, "A name, or a folder's path.")
@@ -107,7 +113,8 @@ def _problems(key: str, value: object, known: Mapping[str, Entry], where: str) -
     elif isinstance(value, dict):
         yield Problem(f"unknown table [{key}]", where, "The keys stand without tables: lr = 1e-4")
     else:
-        yield Problem(f"unknown option {key!r}", where, catalog.suggestion(key, (*known, MODEL), ""))
+        hint = meant(key) or catalog.suggestion(key, (*known, MODEL), "")
+        yield Problem(f"unknown option {key!r}", where, hint)
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 
@@ -271,6 +272,13 @@ def test_a_known_slip_is_answered_with_what_to_do(tmp_path, name, text, word):
     path = tmp_path / name
     path.write_text(text)
     assert word in check_data_file(path, COLUMNS)[0].hint
+
+
+def test_a_compressed_file_that_isnt_called_so(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(b'{"content": "a", "summary": "b"}\n'))
+    hint = the_problem(path).hint
+    assert hint.startswith("It is compressed (.gz)") and "rows.jsonl.gz" in hint and "iconv" not in hint
 
 
 def test_utf16_is_no_chinese_encoding(tmp_path):

@@ -258,6 +258,21 @@ def test_a_micro_batch_that_the_loss_depends_on_is_not_divided():
     assert "--micro-batch 2" in caught.value.problems[0].hint
 
 
+def test_a_config_whose_sizes_contradict_each_other_is_told_their_product():
+    sizes = {"global_batch": 7, "micro_batch": 2, "grad_accum": 2}
+    resolved = Resolved.built_in(FinetuneOptions).filled(Source.LAB_PRESET, sizes, "ds.json")
+    with pytest.raises(DsrunError, match="micro batch 2 x accumulation 2 x 2 ranks") as caught:
+        by_devices(resolved, 2)
+    assert "--global-batch 8" in caught.value.problems[0].hint
+
+
+def test_another_trainers_name_in_a_run_file_is_answered_with_ours(dsrun, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('model = "llama-tiny"\nper_device_train_batch_size = 4\n', encoding="utf-8")
+    answer = dsrun("finetune", path, "--explain")
+    assert answer.code and "Did you mean 'micro_batch'?" in answer.err
+
+
 def test_a_mean_of_micro_batches_is_not_packed():
     resolved = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
     assert by_loss(resolved).values == {"packing": False}

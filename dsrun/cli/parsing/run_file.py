@@ -48,7 +48,17 @@ def parted(words: Sequence[str]) -> tuple[str | None, RunFile | None]:
     for kind, words_of in (("MODEL", models), ("run file", files)):
         if len(words_of) > 1:
             raise click.UsageError(f"Name one {kind}, not {' and '.join(words_of)}.")
-    return next(iter(models), None), run_file.read(Path(files[0])) if files else None
+    return next(iter(models), None), run_file.read(Path(files[0]), _meant) if files else None
+
+
+def _meant(option: str) -> str:
+    """The hint for an option in a run file that dsrun lacks, where it is another trainer's; else empty."""
+    from dsrun.options.commands import FinetuneOptions
+    from dsrun.options.declare import entries
+    from dsrun.trainers.other_names import ours, why_none
+
+    known = ours(option, entries(FinetuneOptions).keys())
+    return f"Did you mean {known!r}?" if known else why_none(option)
 
 
 def _check_foreign(words: Sequence[str]) -> None:

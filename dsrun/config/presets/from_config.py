@@ -14,7 +14,7 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.schemas import schema
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.declare import FILE_SUFFIXES
 from dsrun.words import counted
 
@@ -32,12 +32,17 @@ def is_config(path: Path) -> bool:
 
 def read(path: Path) -> dict[str, Any]:
     """A config's file as the tables of a preset's. Raises DsrunError where it is none."""
+    from dsrun.config.rules.file.text import DUPLICATE
     from dsrun.config.rules.frame import read_config
     from dsrun.config.validation.sources import read as read_bytes
 
-    config: dict[str, Any] = read_config(read_bytes(path), str(path), "json").value
+    document = read_config(read_bytes(path), str(path), "json")
+    config: dict[str, Any] = document.value
     if not isinstance(config, dict):
         raise DsrunError("is not a DeepSpeed config: it has no keys", where=str(path))
+    twice = [issue for issue in document.issues if issue.kind == DUPLICATE and not issue.equal]
+    hint = "Keep one: DeepSpeed itself stops there."
+    raise_all(Problem(issue.message, f"{path}:{issue.place.line} {issue.path}", hint) for issue in twice)
     return tables(config, path.name)
 
 

@@ -82,7 +82,7 @@ _STARTED = re.compile(r"\b(?P<label>execve|execvp|chdir)\(\): (?P<value>[^\s:]{1
 """What a batch system could not start, or not go to."""
 _FROM_TO = re.compile(r"\bfrom (?P<value>[\w.]{1,40} to [\w.]{1,40})\b")
 _ASSIGNED = re.compile(
-    r"(?<![\w.])(?P<label>[A-Za-z_]\w{1,40})(?:\(ms\))?=(?P<value>[\w./:+-]{1,80})(?=[\s,;)\]]|$)"
+    r"(?<![\w.])(?P<label>[A-Za-z_]\w{1,40})(?:\(ms\))?=(?P<value>[\w./:+-]{0,79}[\w/+-])(?=[.:]?(?:[\s,;)\]]|$))"
 )
 """A name with its value, as programs write their settings."""
 FORMS = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,10 @@ def built(request: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
     Raises ValueError for a config that transformers has no causal language model for.
     """
-    from transformers import AttentionMaskInterface
-
     config = _config(request["config"])
     config._attn_implementation = "eager"
     if request["flash"]:
         config.get_text_config()._attn_implementation = "sdpa"  # a tower's class may have none
-        if not request["masked"]:
-            # Of tensors without data transformers can't see that nothing is masked, and would make a mask.
-            AttentionMaskInterface.register("sdpa", _no_mask)
     config.use_cache = config.get_text_config().use_cache = False
     model = _model(config, request["weights"])
     model.train()
@@ -126,6 +122,24 @@ def _model(config: Any, dtype: str) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.tie_weights()
     return model
+
+
+@contextmanager
+def masks(request: Mapping[str, Any]) -> Iterator[None]:
+    """While it lasts a request whose rows fill their places has no masks.
+
+    Of tensors without data transformers can't see that nothing is masked, and would make one.
+    """
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    own = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    if request["flash"] and not request["masked"]:
+        AttentionMaskInterface.register("sdpa", _no_mask)
+    try:
+        yield
+    finally:
+        AttentionMaskInterface.register("sdpa", own)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

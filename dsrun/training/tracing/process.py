@@ -54,7 +54,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 def record(request: Mapping[str, Any]) -> dict[str, Any]:
     """The recording of a request: the layers that were traced, and one list of events with sizes for each point."""
     fake = FakeTensorMode()
-    with fake, kernels.as_on_cuda():
+    with fake, kernels.as_on_cuda(), network.masks(request):
         model, layers = network.built(request)
         with _replacing_weights():
             network.prepare(model, request)

@@ -115,3 +115,16 @@ def test_a_run_file_names_a_config_beside_it(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('model = "m"\npreset = "ds.json"\n', encoding="utf-8")
     assert run_file.read(file).values["preset"] == str(tmp_path / "ds.json")
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    """DeepSpeed stops at one, and which of the values was meant nobody knows; twice the same is no question."""
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"zero_optimization": {"stage": 2},\n "zero_optimization": {"stage": 3}}', encoding="utf-8"
+    )
+    with pytest.raises(DsrunError, match="zero_optimization a second time") as error:
+        from_config.read(path)
+    assert error.value.problems[0].where.startswith(f"{path}:2")
+    path.write_text('{"zero_optimization": {"stage": 2, "stage": 2}}', encoding="utf-8")
+    assert from_config.read(path)["config"]["zero_optimization"] == {"stage": 2}

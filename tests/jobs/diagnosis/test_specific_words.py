@@ -194,3 +194,9 @@ def test_a_code_of_an_error_is_no_host():
         "[rank1]: EJ0001: [PID: 7] Failed to initialize the HCCP process. Reason: Maybe the last job runs."
     )
     assert (found.rank, found.host) == (1, None)
+
+
+def test_the_stop_that_ends_a_sentence_is_no_part_of_a_value():
+    assert (
+        names.names_in("Detected 1 oom_kill event in StepId=99.0. Some of the tasks died")[0].value == "99.0"
+    )

@@ -209,7 +209,7 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
 
 
 @rule("DS310", REFUSED, since=(0, 18, 8))
-@bad(fp16(loss_scale=-1), {**ZERO_1, **fp16(loss_scale="-2")})
+@bad(fp16(loss_scale=-1), {**ZERO_1, **fp16(loss_scale=-2.5)})
 @good({**ZERO_1, **fp16(loss_scale="128")}, {**ZERO_1, **fp16(loss_scale=0)})
 def negative_loss_scale(context: Context) -> Iterator[Finding]:
     """A field validator stops at a negative scale (DeepSpeedFP16Config in runtime/precision_config.py).
