@@ -33,6 +33,8 @@ WORKS = re.compile(
 FINISHED = re.compile(
     r"(?i)\btrain_runtime\b|\btraining (?:is |was |has )?(?:completed?|done|finished)\b|\bfinished training\b"
     r"|\bexits successfully\b|\bState: COMPLETED\b"
+    r"|\btrain\w*\b[^|\n]{0,40}\b100%\s?\|[^|\n]{0,200}\|\s{0,3}(\d{1,12})/\1\b"
+    r"|\bfinal (?:validation |test |eval\w* )?metrics\b"
     r"|\bexiting program after \d|\bsuccessfully saved\b|^\W{0,4}(?:all )?done\W{0,4}$"
 )
 """A line by which a training says that it is through."""

@@ -28,6 +28,16 @@ def test_before_a_good_end(text):
     assert found.summary == "No failure was found in these lines."
 
 
+@pytest.mark.parametrize(
+    "end", ["train loop: 100%|######| 40/40 [00:09<00:00,  4.10it/s]", "final eval metrics: {'acc': 0.4}"]
+)
+def test_a_full_bar_of_training_and_last_metrics_are_a_good_end(end):
+    assert answer(f"start\n{RAISED}\n{end}").cause is None
+    assert answer(f"start\n{end}\n{RAISED}").cause is not None
+    half = end.replace("40/40", "20/40").replace("100%", " 50%").replace("final", "next")
+    assert answer(f"start\n{RAISED}\n{half}").cause is not None
+
+
 @pytest.mark.parametrize("text", SURVIVED.values(), ids=SURVIVED)
 def test_it_counts_where_something_fails_behind_that_end(text):
     later = "exits with return code = -7"
