@@ -266,3 +266,13 @@ def test_a_config_that_a_package_asks_for_in_the_place_of_its_base():
     frame = PACKAGE.format("trl/trainer/sft_trainer.py", "__init__")
     found = answer(f"{OWN}{frame}AttributeError: 'TrainingArguments' object has no attribute 'packing'")
     assert "trl.SFTConfig" in found.next_step and "/home/u/train.py:7" in found.next_step
+
+
+def test_a_package_that_asks_its_own_class_is_told_no_direction():
+    """Both are of one release; vLLM's newer engine has the attribute in one of its modes only."""
+    found = answer(
+        'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/vllm/entrypoints/llm.py", '
+        "line 495, in collective_rpc\n    executor = self.llm_engine.model_executor\n"
+        "AttributeError: 'LLMEngine' object has no attribute 'model_executor'"
+    )
+    assert found.confidence != "high" and "vllm's own code asks" in found.summary

@@ -202,6 +202,9 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
     if direction == NEVER and asked.kind == "attribute" and not _is_of_raiser(asked.path, raised):
         return None  # a class of that name, and not surely this one
     caller = _caller(raised)
+    instead = record.instead or _taken_over(asked, record, caller)
+    if asked.kind == "attribute" and caller and caller.package == record.package.name and not instead:
+        return None  # its own code asks, of the same release: the class has it at times only
     user = raised.user_frame
     own = caller is None or caller.owner == USER
     return ApiFinding(
@@ -218,7 +221,7 @@ def finding(raised: RaisedException, lines: Sequence[PeeledLine]) -> ApiFinding 
         beside=beside,
         all_of_line=_bounds_of(whole) if beside else "",
         base_of=asked.base_of,
-        instead=record.instead or _taken_over(asked, record, caller),
+        instead=instead,
         instead_is_said=bool(record.because) and not record.because.startswith(SAME_WORDS),
         near=record.near,
         installed=installed,
